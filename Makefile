@@ -1,0 +1,43 @@
+# What a contributor types: every target installs what it needs first. It knows no machine but one with python3 and gcc.
+PYTHON ?= python3
+VENV := .venv
+STAMP := $(VENV)/.installed
+BIN := $(VENV)/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test e2e sim check format bench
+
+help:  ## list these targets
+	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## */\1\t/' | expand -t 10
+
+demo: $(STAMP)  ## watch a real job lose a worker and recover
+	@$(BIN)/everstep demo
+
+test: $(STAMP)  ## run every test below tests/e2e
+	@$(BIN)/python -m pytest tests --ignore=tests/e2e
+
+e2e: $(STAMP)  ## run real jobs with real kills and freezes
+	@$(BIN)/python -m pytest tests/e2e
+
+sim: $(STAMP)  ## run the simulated cluster over its seeds
+	@$(BIN)/python -m pytest tests/sim
+
+check: $(STAMP)  ## check format, lint and types
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy src
+
+format: $(STAMP)  ## rewrite the sources in the house format
+	@$(BIN)/ruff check --fix-only --quiet .
+	@$(BIN)/ruff format .
+
+bench: $(STAMP)  ## measure overheads; results go to bench/results
+	@$(BIN)/python bench/run.py
+
+# Installed once, and again only after pyproject.toml or constraints.txt changed.
+$(STAMP): pyproject.toml constraints.txt
+	@echo "Installing everstep and its tools into $(VENV): a minute or more the first time, since PyTorch is large ..."
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+	@echo "Installed."
