@@ -1,0 +1,1 @@
+"""The outside world, one thing per file; foreign errors become everstep's own here."""

@@ -1,0 +1,55 @@
+"""Verdicts: what went wrong, which ranks did it, and the sentence that says so to the person on call."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from everstep.domain.causes import Cause
+from everstep.domain.ids import HostId, Rank
+
+
+class Trouble(StrEnum):
+    """The class of a failure or hang; the names are DESIGN.md's."""
+
+    DEAD = "dead"
+    """The process ended: a signal, an exit code, or silently with 0 while the others still trained."""
+    SCRIPT_ERROR = "script_error"
+    """An exception left the script."""
+    FROZEN = "frozen"
+    """The process is there but runs no Python: stopped, in D state, or the GIL is held."""
+    NEVER_ENTERED = "never_entered"
+    """The rank is busy or asleep elsewhere and has not entered the collective that the others wait in."""
+    INSIDE_OP = "inside_op"
+    """Every rank is inside the same collective and none comes out."""
+    HOST_LOST = "host_lost"
+    STORE_LOST = "store_lost"
+    """The rendezvous store of the attempt ended."""
+    START_FAILED = "start_failed"
+    """Workers could not be started."""
+    SLOW = "slow"
+    """Something moved between the snapshots: no hang."""
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """A finding with its reason.
+
+    Attributes:
+        trouble: the class.
+        ranks: the ranks at fault, ascending; never one that was waiting for others; empty when unknown.
+        hosts: their hosts, sorted.
+        reason: one sentence that names ranks, hosts, steps and seconds.
+        evidence: the facts it rests on, one sentence each.
+        where: the Python line at which the culprit stands or raised, `file:line in function`; empty when unknown.
+        cause: the row of the interruption table.
+        signature: equal for two failures that are the same failure again; says nothing about steps.
+    """
+
+    trouble: Trouble
+    ranks: tuple[Rank, ...]
+    hosts: tuple[HostId, ...]
+    reason: str
+    evidence: tuple[str, ...] = ()
+    where: str = ""
+    cause: Cause
+    signature: str

@@ -1,0 +1,1 @@
+"""Pure decisions: no clock, file, thread or environment; time arrives in the event."""
