@@ -173,15 +173,11 @@ class PageReader:
     def view(self) -> PageView:
         """The page as it is now, with the marks that are new since the last view."""
         state = self._state()
-        marks = self._new_marks(state.mark_count)
-        return PageView(
-            rank=self.rank,
-            phase=Phase(state.phase),
-            step=state.step,
-            changed_at_s=self._to_run_s(state.changed_ns),
-            loss=None if state.loss != state.loss else state.loss,  # NaN is the only number unequal to itself
-            marks=tuple(marks),
-        )
+        return self._view(state, self._new_marks(state.mark_count))
+
+    def view_without_marks(self) -> PageView:
+        """The page as it is now, leaving its marks for the next `view`."""
+        return self._view(self._state(), ())
 
     def raw(self) -> bytes:
         """The page's header, for the evidence folder."""
@@ -194,6 +190,16 @@ class PageReader:
 
     def close(self) -> None:
         self._memory.close()
+
+    def _view(self, state: _State, marks: Sequence[Mark]) -> PageView:
+        return PageView(
+            rank=self.rank,
+            phase=Phase(state.phase),
+            step=state.step,
+            changed_at_s=self._to_run_s(state.changed_ns),
+            loss=None if state.loss != state.loss else state.loss,  # NaN is the only number unequal to itself
+            marks=tuple(marks),
+        )
 
     def _state(self) -> _State:
         for _ in range(_READ_ATTEMPTS):

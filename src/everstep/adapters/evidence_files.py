@@ -1,0 +1,146 @@
+"""Takes a snapshot of every rank from outside and writes it into the run directory before anybody is killed.
+
+Each source has its own deadline, and what did not answer is itself evidence. Knows nothing of what it means.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep.adapters.clock import MonotonicClock
+from everstep.adapters.processes import ProcessStat, read_stat
+from everstep.adapters.roster import Roster, Worker
+from everstep.adapters.stacks import dump_stacks, main_thread
+from everstep.adapters.worker_server import Answer, ask, group_counts
+from everstep.domain.codec import to_json
+from everstep.domain.errors import WorldError
+from everstep.domain.evidence import EvidenceFile, ProcessState, RankSummary
+from everstep.domain.ids import Attempt, HostId, IncidentId
+
+_PING_S = 0.15
+_GIL_S = 0.12
+_RECORDER_S = 1.0
+_STACKS_S = 0.12
+_ASKERS_MAX = 32
+_DIGEST_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Answers:
+    alive: Answer
+    python: Answer
+    recorder: Answer
+
+
+class EvidenceFiles:
+    """The `Evidence` port for one host.
+
+    Args:
+        folder: `evidence/` in the run directory.
+        host: this host's name.
+        roster: whom to look at.
+        clock: the run's clock.
+    """
+
+    def __init__(self, folder: Path, *, host: HostId, roster: Roster, clock: MonotonicClock) -> None:
+        self._folder = folder
+        self._host = host
+        self._roster = roster
+        self._clock = clock
+
+    def collect(
+        self, *, attempt: Attempt, incident: IncidentId, snapshot: int
+    ) -> tuple[Sequence[RankSummary], Sequence[EvidenceFile]]:
+        """See `ports.Evidence`.
+
+        Raises:
+            WorldError: the evidence can't be written.
+        """
+        workers = list(self._roster.workers.values())
+        stats = {worker.pid: _stat(worker) for worker in workers}
+        able = [w for w in workers if stats[w.pid].state in (ProcessState.RUNNING, ProcessState.SLEEPING)]
+        with ThreadPoolExecutor(min(_ASKERS_MAX, len(able) + 1), "everstep-evidence") as pool:
+            stacks = pool.submit(dump_stacks, {w.pid: w.stacks for w in able if w.page.observed()}, timeout_s=_STACKS_S)
+            answers = dict(zip((w.pid for w in able), pool.map(_ask_all, able), strict=True))
+        files: list[EvidenceFile] = []
+        summaries = []
+        folder = self._folder / incident
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for worker in workers:
+                text = stacks.result().get(worker.pid, "")
+                summary = self._summary(worker, stats[worker.pid], answers.get(worker.pid), text)
+                summaries.append(summary)
+                files += self._write(folder, worker, snapshot, answers.get(worker.pid), text)
+            files.append(self._write_one(folder / f"snapshot-{snapshot}.json", to_json(summaries)))
+        except OSError as error:
+            raise WorldError(f"cannot write evidence in {folder}: {error.strerror}") from error
+        return summaries, files
+
+    def _summary(self, worker: Worker, stat: ProcessStat, answers: _Answers | None, stack: str) -> RankSummary:
+        view = worker.page.view_without_marks()
+        missing = [] if stack else ["python stack: no answer to the signal"]
+        groups = ()
+        answers_now = gil_free = None
+        if answers is not None:
+            groups = group_counts(answers.recorder.body)
+            answers_now = not answers.alive.problem
+            gil_free = not answers.python.problem if answers_now else None
+            missing += [a.problem for a in (answers.alive, answers.python, answers.recorder) if a.problem]
+        return RankSummary(
+            rank=worker.rank,
+            host=self._host,
+            process=stat.state,
+            exit_code=worker.exit_code,
+            phase=view.phase,
+            step=view.step,
+            silence_s=max(0.0, self._clock.now_s() - view.changed_at_s),
+            cpu_s=stat.cpu_s,
+            answers=answers_now,
+            gil_free=gil_free,
+            stack=main_thread(stack),
+            groups=groups,
+            missing=tuple(missing),
+        )
+
+    def _write(
+        self, folder: Path, worker: Worker, snapshot: int, answers: _Answers | None, stack: str
+    ) -> list[EvidenceFile]:
+        name = f"rank-{worker.rank}.{snapshot}"
+        files = [self._write_one(folder / f"{name}.page", worker.page.raw())]
+        if stack:
+            files.append(self._write_one(folder / f"{name}.stacks.txt", stack.encode()))
+        if answers is not None and answers.recorder.body:
+            files.append(self._write_one(folder / f"{name}.flight_recorder.json", answers.recorder.body))
+        return files
+
+    def _write_one(self, path: Path, content: bytes) -> EvidenceFile:
+        path.write_bytes(content)
+        return EvidenceFile(
+            path=str(path.relative_to(self._folder.parent)),
+            size_bytes=len(content),
+            digest=f"blake2b-128:{hashlib.blake2b(content, digest_size=_DIGEST_BYTES).hexdigest()}",
+        )
+
+
+def _stat(worker: Worker) -> ProcessStat:
+    if worker.exit_code is not None:
+        return ProcessStat(state=ProcessState.GONE, cpu_s=0.0)
+    return read_stat(worker.pid)
+
+
+def _ask_all(worker: Worker) -> _Answers:
+    path = str(worker.server)
+    if not worker.server.exists():
+        nothing = Answer(problem="no worker server yet")
+        return _Answers(alive=nothing, python=nothing, recorder=nothing)
+    alive = ask(path, "ping", timeout_s=_PING_S)
+    if alive.problem:
+        return _Answers(alive=alive, python=Answer(), recorder=Answer())
+    return _Answers(
+        alive=alive,
+        recorder=ask(path, "fr_trace_json", timeout_s=_RECORDER_S),
+        python=ask(path, "dump_traceback", timeout_s=_GIL_S),
+    )

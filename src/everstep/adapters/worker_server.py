@@ -1,0 +1,85 @@
+"""Asks a worker's own C++ server over its unix socket: it answers although Python is stuck, and never when frozen."""
+
+import http.client
+import json
+import socket
+from dataclasses import dataclass
+
+from everstep.domain.evidence import GroupCounts
+from everstep.domain.ids import Rank
+
+
+class _UnixConnection(http.client.HTTPConnection):
+    def __init__(self, path: str, timeout_s: float) -> None:
+        super().__init__("localhost", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What came back; `problem` says why nothing did."""
+
+    body: bytes = b""
+    problem: str = ""
+
+
+def ask(path: str, handler: str, *, timeout_s: float) -> Answer:
+    """POST to a handler: `ping`, `fr_trace_json`, `dump_traceback` (which needs the GIL)."""
+    connection = _UnixConnection(path, timeout_s)
+    try:
+        connection.request("POST", f"/handler/{handler}")
+        response = connection.getresponse()
+        body = response.read()
+    except TimeoutError:
+        return Answer(problem=f"{handler}: no answer within {timeout_s} s")
+    except (OSError, http.client.HTTPException) as error:
+        return Answer(problem=f"{handler}: {error}")
+    finally:
+        connection.close()
+    if response.status != http.client.OK:
+        return Answer(problem=f"{handler}: HTTP {response.status}")
+    return Answer(body=body)
+
+
+def group_counts(recorder_json: bytes) -> tuple[GroupCounts, ...]:
+    """The rank's progress in each group, from PyTorch's flight recorder in JSON. Empty when there is none or it is torn.
+
+    On gloo `pg_status` counts every operation, point-to-point too; names come from the entries (flight_recorder.md 1.4).
+    """
+    try:
+        dump = json.loads(recorder_json)
+        status = dump.get("pg_status", {})
+        newest = {str(entry["pg_id"]): entry for entry in dump.get("entries", ())}
+        groups = []
+        for group_id, counts in sorted(status.items()):
+            entry = newest.get(group_id, {})
+            name, description = entry.get("process_group", (group_id, ""))
+            groups.append(
+                GroupCounts(
+                    group=f"{name} ({description})" if description else name,
+                    ranks=_members(dump, name),
+                    enqueued=int(counts["last_enqueued_collective"]),
+                    completed=int(counts["last_completed_collective"]),
+                    newest=_operation(entry),
+                )
+            )
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return ()
+    return tuple(groups)
+
+
+def _members(dump: dict[str, dict[str, dict[str, str]]], name: str) -> tuple[Rank, ...]:
+    """gloo writes its table under an empty name (flight_recorder.md 1.3); that one is the default group, `0`."""
+    table = dump.get("pg_config", {})
+    ranks = table.get(name, table.get("", {}) if name == "0" else {}).get("ranks", "[]")
+    return tuple(Rank(rank) for rank in json.loads(ranks))
+
+
+def _operation(entry: dict[str, object]) -> str:
+    name = str(entry.get("profiling_name", "")).partition(":")[2]
+    return f"{name} of {entry['input_sizes']}" if name and entry.get("input_sizes") else name

@@ -1,0 +1,155 @@
+"""Runs the user's script as `__main__` under the observer, and leaves a record of the exception that ends it.
+
+Knows nothing of how the process came to be: a cold `python -m everstep.worker` and a fork of the zygote end here alike.
+"""
+
+import contextlib
+import faulthandler
+import importlib.util
+import os
+import runpy
+import sys
+import time
+import traceback
+import types
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from everstep.adapters.worker_environment import WorkerPaths
+from everstep.domain.phases import Phase
+from everstep.worker.observer import Observer, current
+
+_STACKS_MODE = 0o600
+_keep_alive: list[object] = []
+"""The worker server and the stack file must live as long as the process."""
+
+
+def observe() -> Observer:
+    """Start the observer: progress page, step hook, worker server, stack dumps. Without `everstep run` it does nothing."""
+    observer = current()
+    paths = observer.paths
+    faulthandler.enable()
+    if paths is None:
+        return observer
+    if paths.stacks and paths.stack_signal:
+        stacks = os.fdopen(os.open(paths.stacks, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _STACKS_MODE), "w")
+        faulthandler.register(paths.stack_signal, file=stacks, all_threads=True, chain=False)
+        _keep_alive.append(stacks)
+    if importlib.util.find_spec("torch") is not None:
+        _observe_torch(observer, paths)
+    observer.part("imported")
+    return observer
+
+
+def _observe_torch(observer: Observer, paths: WorkerPaths) -> None:
+    import torch.distributed as dist
+    from torch.optim.optimizer import register_optimizer_step_post_hook
+
+    register_optimizer_step_post_hook(lambda _optimizer, _args, _kwargs: observer.optimizer_stepped())
+    if paths.server and dist.is_available():
+        from torch._C import _distributed_c10d as c10d
+
+        with _silent_stderr():  # the server greets with a warning line per rank
+            _keep_alive.append(c10d._WorkerServer(paths.server))
+
+
+@contextlib.contextmanager
+def _silent_stderr():  # type: ignore[no-untyped-def]
+    sys.stderr.flush()
+    saved = os.dup(2)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 2)
+    try:
+        yield
+    finally:
+        os.dup2(saved, 2)
+        os.close(saved)
+        os.close(null)
+
+
+def run_script(arguments: Sequence[str], *, module: bool) -> int:
+    """Run `script.py args` (or `module args`) as `__main__` and return the exit code it asks for.
+
+    An exception is recorded for the agent, its traceback is printed as Python would, and the code is 1.
+    """
+    observer = current()
+    sys.argv = list(arguments)
+    try:
+        if module:
+            sys.path.insert(0, "")
+            runpy.run_module(arguments[0], run_name="__main__", alter_sys=True)
+        else:
+            _run_file(arguments[0])
+    except SystemExit as leaving:
+        return _exit_code(leaving)
+    except BaseException as error:  # outermost frame
+        _record(error, observer.paths)
+        return 1
+    finally:
+        observer.enter(Phase.ENDING)
+    return 0
+
+
+def _run_file(script: str) -> None:
+    """Like `python script`, with a `__main__` that lives until the process ends (`runpy` would clear it earlier)."""
+    path = Path(script)
+    sys.path.insert(0, str(path.resolve().parent))
+    main = types.ModuleType("__main__")
+    main.__file__ = script
+    main.__builtins__ = __builtins__  # type: ignore[attr-defined]
+    main.__spec__ = None
+    sys.modules["__main__"] = main
+    exec(compile(path.read_bytes(), script, "exec"), main.__dict__)
+
+
+def _exit_code(leaving: SystemExit) -> int:
+    if leaving.code is None:
+        return 0
+    if isinstance(leaving.code, int):
+        return leaving.code
+    sys.stderr.write(f"{leaving.code}\n")
+    return 1
+
+
+def _record(error: BaseException, paths: WorkerPaths | None) -> None:
+    at_ns = time.monotonic_ns()
+    summary = traceback.TracebackException.from_exception(error)
+    _drop_own_frames(summary)
+    text = "".join(summary.format())
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    if paths is None or not paths.error:
+        return
+    record = {
+        "type": type(error).__name__,
+        "message": str(error),
+        "where": _where(summary, error),
+        "at_ns": at_ns,
+        "traceback": text,
+    }
+    with contextlib.suppress(OSError):  # the exit itself still tells; a full disk must not hide the user's own error
+        Path(f"{paths.error}.tmp").write_bytes(msgspec.json.encode(record))
+        os.rename(f"{paths.error}.tmp", paths.error)
+
+
+def _drop_own_frames(summary: traceback.TracebackException) -> None:
+    here = str(Path(__file__).parent)
+    leading = 0
+    for frame in summary.stack:
+        if not (frame.filename.startswith(here) or frame.filename.startswith("<frozen ")):
+            break
+        leading += 1
+    del summary.stack[:leading]
+
+
+def _where(summary: traceback.TracebackException, error: BaseException) -> str:
+    """The innermost line that is the user's own rather than a library's."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno} in <module>"
+    frames = list(summary.stack)
+    own = [frame for frame in frames if "/site-packages/" not in frame.filename and "/lib/python" not in frame.filename]
+    for frame in reversed(own or frames):
+        return f"{frame.filename}:{frame.lineno} in {frame.name}"
+    return ""
