@@ -13,7 +13,7 @@ from everstep.domain.causes import FaultKind
 from everstep.domain.events import Event
 from everstep.domain.evidence import EvidenceFile, RankSummary
 from everstep.domain.ids import Attempt, HostId, IncidentId, Rank
-from everstep.domain.phases import Phase
+from everstep.domain.progress import PageView
 
 
 class Clock(Protocol):
@@ -60,34 +60,6 @@ class CoordinatorChannel(Protocol):
         ...
 
     def send(self, command: HostCommand, *, host: HostId) -> None: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Mark:
-    """Something a rank wrote on its progress page: it ended step `step`, or entered `phase` (then `step` is where it stood)."""
-
-    at_s: float
-    rank: Rank
-    step: int
-    phase: Phase
-    is_step: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PageView:
-    """A progress page as it reads now.
-
-    Attributes:
-        changed_at_s: when the rank last wrote anything on it.
-        marks: what it wrote since the last view, oldest first; after an overflow only the newest.
-    """
-
-    rank: Rank
-    phase: Phase
-    step: int
-    changed_at_s: float
-    loss: float | None
-    marks: tuple[Mark, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

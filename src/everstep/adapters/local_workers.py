@@ -26,7 +26,8 @@ from everstep.domain.errors import WorldError
 from everstep.domain.events import Event
 from everstep.domain.evidence import ProcessState
 from everstep.domain.ids import HostId, Rank
-from everstep.ports import Exit, PageView, Started
+from everstep.domain.progress import PageView
+from everstep.ports import Exit, Started
 
 _DIES_WITHIN_S = 5.0
 _PAUSE_S = 0.02

@@ -18,7 +18,7 @@ from everstep.domain.causes import FaultKind
 from everstep.domain.errors import EvidenceError, WorldError
 from everstep.domain.ids import Rank
 from everstep.domain.phases import Phase
-from everstep.ports import Mark, PageView
+from everstep.domain.progress import Mark, PageView
 
 _MAGIC = b"EVSTEP01"
 _IDENTITY = struct.Struct("<8sIIII")  # magic, rank, world size, attempt, pid

@@ -1,0 +1,326 @@
+"""The agent's loop: one per host. Starts, watches and ends this host's workers, and tells the coordinator what it sees.
+
+It decides nothing but when a silence is worth an inquiry (`policy.stall`), and meets the world through `ports` alone.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from everstep.domain.commands import (
+    CollectEvidence,
+    DismissSuspicion,
+    HostCommand,
+    InjectFault,
+    StartWorkers,
+    StopWorkers,
+)
+from everstep.domain.errors import ConfigError, EverstepError, WorldError
+from everstep.domain.events import (
+    Event,
+    EvidenceCollected,
+    FaultInjected,
+    HostJoined,
+    HostLost,
+    PhaseChanged,
+    StallEnded,
+    StallSuspected,
+    StartFailed,
+    StepsFinished,
+    StoreLost,
+    WorkerExited,
+    WorkersStarted,
+    WorkersStopped,
+)
+from everstep.domain.faults import PlannedFault
+from everstep.domain.ids import Attempt, HostId, Rank
+from everstep.domain.phases import Phase
+from everstep.domain.progress import PageView
+from everstep.policy.host_progress import FinishedStep, GroupPhase, HostProgress
+from everstep.policy.stall import StallConfig, StallWatch
+from everstep.ports import AgentChannel, Clock, Evidence, Exit, Workers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentConfig:
+    """Attributes:
+    host, address, worker_count: what this agent reports for duty.
+    poll_s: how often the progress pages are read. Exits and commands wake the agent at once.
+    report_s: finished steps are told at least this often, and before any other news.
+    """
+
+    host: HostId
+    address: str
+    worker_count: int
+    poll_s: float = 0.05
+    report_s: float = 5.0
+    stall: StallConfig = field(default_factory=StallConfig)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentPorts:
+    """The world as the agent meets it."""
+
+    workers: Workers
+    evidence: Evidence
+    channel: AgentChannel
+    clock: Clock
+
+
+class Agent:
+    """`run` is the loop, `turn` one round of it."""
+
+    def __init__(self, config: AgentConfig, ports: AgentPorts) -> None:
+        self._config = config
+        self._workers = ports.workers
+        self._evidence = ports.evidence
+        self._channel = ports.channel
+        self._clock = ports.clock
+        self._stall = StallWatch(config.stall)
+        self._attempt = Attempt(0)
+        self._running = False
+        self._over = False
+        self._suspicious = False
+        self._store_told = False
+        self._faults: list[PlannedFault] = []
+        self._progress = HostProgress(())
+        self._views: dict[Rank, PageView] = {}
+        self._steps: list[FinishedStep] = []
+        self._changed_at_s = 0.0
+        self._reported_at_s = 0.0
+
+    def finish(self) -> None:
+        """End the loop after the present round; safe from another thread."""
+        self._over = True
+
+    def run(self) -> None:
+        """Report for duty, then serve until `finish`. Whatever goes wrong with the agent itself is told as HostLost."""
+        config = self._config
+        self._channel.send(
+            HostJoined(
+                at_s=self._clock.now_s(), host=config.host, worker_count=config.worker_count, address=config.address
+            )
+        )
+        try:
+            while not self._over:
+                self.turn()
+                if not self._over:
+                    self._workers.wait(config.poll_s if self._running else config.report_s)
+        except Exception as error:  # outermost frame
+            reason = str(error) if isinstance(error, EverstepError) else f"{type(error).__name__}: {error}"
+            self._channel.send(HostLost(at_s=self._clock.now_s(), host=config.host, reason=reason))
+            if not isinstance(error, EverstepError):
+                raise
+
+    def turn(self) -> None:
+        """Obey, look, tell."""
+        for command in self._channel.receive():
+            self._obey(command)
+        if self._running:
+            self._read_pages()
+            self._tell_exits()
+            self._watch_silence()
+            self._cause_faults()
+
+    # --- obeying
+
+    def _obey(self, command: HostCommand) -> None:
+        match command:
+            case StartWorkers():
+                self._start(command)
+            case StopWorkers(attempt=self._attempt):
+                self._stop(command)
+            case CollectEvidence(attempt=self._attempt):
+                self._collect(command)
+            case DismissSuspicion(attempt=self._attempt):
+                self._suspicious = False
+                self._stall.be_patient(command.deadline_factor)
+            case InjectFault(attempt=self._attempt):
+                self._cause(command.fault)
+            case _:
+                return  # an order about an old attempt
+
+    def _start(self, command: StartWorkers) -> None:
+        share = next(share for share in command.shares if share.host == self._config.host)
+        self._attempt = command.attempt
+        self._progress = HostProgress([Rank(share.first_rank + n) for n in range(share.count)])
+        self._views.clear()
+        self._steps.clear()
+        self._suspicious = self._store_told = False
+        self._faults = list(command.faults)
+        try:
+            started = self._workers.start(command)
+        except (ConfigError, WorldError) as error:
+            self._tell(
+                lambda at_s: StartFailed(
+                    at_s=at_s,
+                    attempt=self._attempt,
+                    host=self._config.host,
+                    reason=str(error),
+                    final=isinstance(error, ConfigError),
+                )
+            )
+            return
+        now_s = self._clock.now_s()
+        self._running = True
+        self._stall.begin_attempt(now_s)
+        self._changed_at_s = self._reported_at_s = now_s
+        self._channel.send(
+            WorkersStarted(
+                at_s=now_s,
+                attempt=self._attempt,
+                host=self._config.host,
+                pids=started.pids,
+                warm=started.warm,
+                spawn_s=max(0.0, now_s - command.at_s),
+            )
+        )
+
+    def _stop(self, command: StopWorkers) -> None:
+        if self._running:
+            self._read_pages()
+        self._flush_steps()
+        killed = self._workers.stop(command.kill_ranks, command.grace_s)
+        self._running = False
+        self._tell(
+            lambda at_s: WorkersStopped(at_s=at_s, attempt=self._attempt, host=self._config.host, killed=killed)
+        )
+
+    def _collect(self, command: CollectEvidence) -> None:
+        started_s = self._clock.now_s()
+        summaries, files = self._evidence.collect(
+            attempt=self._attempt, incident=command.incident, snapshot=command.snapshot
+        )
+        self._tell(
+            lambda at_s: EvidenceCollected(
+                at_s=at_s,
+                attempt=self._attempt,
+                host=self._config.host,
+                incident=command.incident,
+                snapshot=command.snapshot,
+                summaries=tuple(summaries),
+                files=tuple(files),
+                took_s=at_s - started_s,
+            )
+        )
+
+    def _tell(self, make: Callable[[float], Event]) -> None:
+        """Send an event, after the steps that came before it."""
+        self._flush_steps()
+        self._channel.send(make(self._clock.now_s()))
+
+    # --- looking
+
+    def _read_pages(self) -> None:
+        views = self._workers.pages()
+        self._views = {view.rank: view for view in views}
+        self._changed_at_s = max((view.changed_at_s for view in views), default=self._changed_at_s)
+        self._tell_progress(self._progress.take([mark for view in views for mark in view.marks]))
+        for event in self._workers.notes():
+            self._flush_steps()
+            self._channel.send(event)
+        if self._clock.now_s() - self._reported_at_s >= self._config.report_s:
+            self._flush_steps()
+
+    def _tell_progress(self, news: Sequence[FinishedStep | GroupPhase]) -> None:
+        for item in news:
+            if isinstance(item, FinishedStep):
+                self._steps.append(item)
+                self._stall.finish_step(item.at_s)
+            else:
+                self._flush_steps()
+                self._stall.enter(item.phase, item.at_s)
+                self._channel.send(
+                    PhaseChanged(
+                        at_s=item.at_s,
+                        attempt=self._attempt,
+                        host=self._config.host,
+                        phase=item.phase,
+                        step=item.step,
+                    )
+                )
+
+    def _flush_steps(self) -> None:
+        self._reported_at_s = now_s = self._clock.now_s()
+        while self._steps:
+            run = [self._steps.pop(0)]
+            while self._steps and self._steps[0].step == run[-1].step + 1:
+                run.append(self._steps.pop(0))
+            loss = next((view.loss for view in self._views.values() if view.loss is not None), None)
+            self._channel.send(
+                StepsFinished(
+                    at_s=now_s,
+                    attempt=self._attempt,
+                    host=self._config.host,
+                    first_step=run[0].step,
+                    ended_at_s=tuple(round(item.at_s, 6) for item in run),
+                    loss=loss,
+                )
+            )
+
+    def _tell_exits(self) -> None:
+        for end in self._workers.exits():
+            self._read_pages()  # the last marks that the process left behind
+            view = self._views[end.rank]
+            self._tell(lambda _, end=end, view=view: self._exit_event(end, view))  # type: ignore[misc]
+        if (loss := self._workers.store_loss()) and not self._store_told:
+            self._store_told = True
+            self._tell(
+                lambda at_s: StoreLost(at_s=at_s, attempt=self._attempt, host=self._config.host, reason=loss)
+            )
+
+    def _exit_event(self, end: Exit, view: PageView) -> WorkerExited:
+        return WorkerExited(
+            at_s=end.at_s,
+            attempt=self._attempt,
+            host=self._config.host,
+            rank=end.rank,
+            pid=end.pid,
+            exit_code=end.exit_code,
+            phase=view.phase,
+            step=view.step,
+            error_type=end.error_type,
+            error_message=end.error_message,
+            error_where=end.error_where,
+            error_at_s=end.error_at_s,
+            traceback=end.traceback,
+            last_lines=end.last_lines,
+            oom_killed=end.oom_killed,
+        )
+
+    def _watch_silence(self) -> None:
+        if all(view.phase is Phase.UNOBSERVED for view in self._views.values()):
+            return  # nothing to see: --no-python, or not there yet
+        deadline = self._stall.deadline()
+        silence_s = self._clock.now_s() - self._changed_at_s
+        if self._suspicious and silence_s < deadline.allowed_s / 2:
+            self._suspicious = False
+            self._tell(lambda at_s: StallEnded(at_s=at_s, attempt=self._attempt, host=self._config.host))
+        elif not self._suspicious and silence_s > deadline.allowed_s:
+            self._suspicious = True
+            self._tell(
+                lambda at_s: StallSuspected(
+                    at_s=at_s,
+                    attempt=self._attempt,
+                    host=self._config.host,
+                    phase=self._progress.phase,
+                    since_s=self._changed_at_s,
+                    deadline_s=deadline.allowed_s,
+                    learned_from=deadline.learned_from,
+                )
+            )
+
+    # --- the injector
+
+    def _cause_faults(self) -> None:
+        for fault in list(self._faults):
+            view = self._views.get(fault.rank)
+            if view is not None and fault.step is not None and view.step >= fault.step:
+                self._faults.remove(fault)
+                self._cause(fault)
+
+    def _cause(self, fault: PlannedFault) -> None:
+        if not self._running or fault.rank not in self._views:
+            return
+        step = self._views[fault.rank].step
+        self._tell(lambda at_s: FaultInjected(at_s=at_s, attempt=self._attempt, fault=fault, step=step))
+        self._workers.signal(fault.rank, fault.kind)
