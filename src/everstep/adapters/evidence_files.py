@@ -16,7 +16,7 @@ from everstep.adapters.stacks import dump_stacks, main_thread
 from everstep.adapters.worker_server import Answer, ask, group_counts
 from everstep.domain.codec import to_json
 from everstep.domain.errors import WorldError
-from everstep.domain.evidence import EvidenceFile, ProcessState, RankSummary
+from everstep.domain.evidence import EvidenceFile, GroupCounts, ProcessState, RankSummary
 from everstep.domain.ids import Attempt, HostId, IncidentId
 
 _PING_S = 0.15
@@ -82,7 +82,7 @@ class EvidenceFiles:
     def _summary(self, worker: Worker, stat: ProcessStat, answers: _Answers | None, stack: str) -> RankSummary:
         view = worker.page.view_without_marks()
         missing = [] if stack else ["python stack: no answer to the signal"]
-        groups = ()
+        groups: tuple[GroupCounts, ...] = ()
         answers_now = gil_free = None
         if answers is not None:
             groups = group_counts(answers.recorder.body)

@@ -328,5 +328,3 @@ def _oom_kill_count() -> int:
     except OSError:
         return 0
     return next((int(line.split()[1]) for line in lines if line.startswith("oom_kill ")), 0)
-
-

@@ -155,6 +155,7 @@ def processes_of_run(run: str, *, besides: Collection[int] = ()) -> list[int]:
 def kill_run(run: str, *, besides: Collection[int] = (), reap_pid: Callable[[int], object] = reap) -> Sequence[int]:
     """SIGKILL every process of the run until none is left, orphans of orphans too. Returns those that would not die."""
     mine = os.getpid()
+    left: list[int] = []
     for _ in range(_SWEEP_ROUNDS):
         left = [pid for pid in processes_of_run(run, besides=besides) if read_stat(pid).state is not ProcessState.GONE]
         if not left:

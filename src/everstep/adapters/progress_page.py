@@ -202,13 +202,15 @@ class PageReader:
         )
 
     def _state(self) -> _State:
-        for _ in range(_READ_ATTEMPTS):
+        # A writer that died or froze between the two sequence numbers leaves a page odd for ever: take it as it stands.
+        attempts_left = _READ_ATTEMPTS
+        while True:
+            attempts_left -= 1
             before = _SEQUENCE.unpack_from(self._memory, _SEQUENCE_AT)[0]
             step, phase, flags, changed_ns, _, loss, marks = _STATE.unpack_from(self._memory, _STATE_AT)
-            if before % 2 == 0 and before == _SEQUENCE.unpack_from(self._memory, _SEQUENCE_AT)[0]:
-                break
-        # A writer that died or froze between the two sequence numbers leaves a page odd for ever: take it as it stands.
-        return _State(step, phase, bool(flags & 1), changed_ns, loss, marks)
+            whole = before % 2 == 0 and before == _SEQUENCE.unpack_from(self._memory, _SEQUENCE_AT)[0]
+            if whole or not attempts_left:
+                return _State(step, phase, bool(flags & 1), changed_ns, loss, marks)
 
     def _new_marks(self, mark_count: int) -> Sequence[Mark]:
         first = max(self._marks_read, mark_count - MARK_COUNT + 1)
@@ -218,9 +220,7 @@ class PageReader:
                 self._memory, _MARKS_AT + (number % MARK_COUNT) * _MARK.size
             )
             marks.append(
-                Mark(
-                    at_s=self._to_run_s(at_ns), rank=self.rank, step=step, phase=Phase(phase), is_step=bool(is_step)
-                )
+                Mark(at_s=self._to_run_s(at_ns), rank=self.rank, step=step, phase=Phase(phase), is_step=bool(is_step))
             )
         self._marks_read = mark_count
         return marks

@@ -123,8 +123,6 @@ class FinishJob:
     detail: str = ""
 
 
-Command = (
-    StartWorkers | CollectEvidence | RecordVerdict | DismissSuspicion | StopWorkers | InjectFault | FinishJob
-)
+Command = StartWorkers | CollectEvidence | RecordVerdict | DismissSuspicion | StopWorkers | InjectFault | FinishJob
 HostCommand = StartWorkers | CollectEvidence | DismissSuspicion | StopWorkers | InjectFault
 """Commands that an agent carries out; the others are done by being in the ledger."""

@@ -206,6 +206,7 @@ class Job:
             shares.append(HostShare(host=host, first_rank=Rank(first), count=count))
             first += count
         self._shares = tuple(shares)
+        self._world_size = first
         self._attempt = Attempt(self._attempt + 1)
         self._state = _State.RUNNING
         self._reset_attempt(at_s)
@@ -434,7 +435,9 @@ class Job:
         decision = Decision(rung=Rung.RESTART_ALL, exit_code=ExitCode.DONE, why="")
         steps = f" after {self._step} steps" if self._step else ""
         attempts = "" if self._attempt == 1 else f" in attempt {self._attempt}"
-        self._ending = _Ending(decision=decision, summary=f"all {self._world_size} ranks have ended well{steps}{attempts}")
+        self._ending = _Ending(
+            decision=decision, summary=f"all {self._world_size} ranks have ended well{steps}{attempts}"
+        )
         return self._stop_workers(at_s, kill_ranks=(), grace_s=self._config.grace_s)
 
     def _stop_for_good(self, event: StopRequested) -> tuple[Command, ...]:

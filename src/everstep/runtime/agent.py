@@ -181,9 +181,7 @@ class Agent:
         self._flush_steps()
         killed = self._workers.stop(command.kill_ranks, command.grace_s)
         self._running = False
-        self._tell(
-            lambda at_s: WorkersStopped(at_s=at_s, attempt=self._attempt, host=self._config.host, killed=killed)
-        )
+        self._tell(lambda at_s: WorkersStopped(at_s=at_s, attempt=self._attempt, host=self._config.host, killed=killed))
 
     def _collect(self, command: CollectEvidence) -> None:
         started_s = self._clock.now_s()
@@ -264,9 +262,7 @@ class Agent:
             self._tell(lambda _, end=end, view=view: self._exit_event(end, view))  # type: ignore[misc]
         if (loss := self._workers.store_loss()) and not self._store_told:
             self._store_told = True
-            self._tell(
-                lambda at_s: StoreLost(at_s=at_s, attempt=self._attempt, host=self._config.host, reason=loss)
-            )
+            self._tell(lambda at_s: StoreLost(at_s=at_s, attempt=self._attempt, host=self._config.host, reason=loss))
 
     def _exit_event(self, end: Exit, view: PageView) -> WorkerExited:
         return WorkerExited(

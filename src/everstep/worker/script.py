@@ -3,7 +3,9 @@
 Knows nothing of how the process came to be: a cold `python -m everstep.worker` and a fork of the zygote end here alike.
 """
 
+import atexit
 import contextlib
+import ctypes
 import faulthandler
 import importlib.util
 import os
@@ -14,6 +16,7 @@ import traceback
 import types
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -23,7 +26,7 @@ from everstep.worker.observer import Observer, current
 
 _STACKS_MODE = 0o600
 _keep_alive: list[object] = []
-"""The worker server and the stack file must live as long as the process."""
+"""The stack file must live as long as the process."""
 
 
 def observe() -> Observer:
@@ -52,7 +55,10 @@ def _observe_torch(observer: Observer, paths: WorkerPaths) -> None:
         from torch._C import _distributed_c10d as c10d
 
         with _silent_stderr():  # the server greets with a warning line per rank
-            _keep_alive.append(c10d._WorkerServer(paths.server))
+            server = c10d._WorkerServer(paths.server)
+        ctypes.pythonapi.Py_IncRef(
+            ctypes.py_object(server)
+        )  # never destroyed: it would say three warning lines at exit
 
 
 @contextlib.contextmanager
@@ -72,7 +78,7 @@ def _silent_stderr():  # type: ignore[no-untyped-def]
 def run_script(arguments: Sequence[str], *, module: bool) -> int:
     """Run `script.py args` (or `module args`) as `__main__` and return the exit code it asks for.
 
-    An exception is recorded for the agent, its traceback is printed as Python would, and the code is 1.
+    An exception is recorded for the agent, its traceback is printed as Python would, and the process ends with 1.
     """
     observer = current()
     sys.argv = list(arguments)
@@ -86,10 +92,22 @@ def run_script(arguments: Sequence[str], *, module: bool) -> int:
         return _exit_code(leaving)
     except BaseException as error:  # outermost frame
         _record(error, observer.paths)
-        return 1
+        _leave_at_once(observer)
     finally:
         observer.enter(Phase.ENDING)
     return 0
+
+
+def _leave_at_once(observer: Observer) -> NoReturn:
+    """End a failed script after its exit handlers, without the interpreter's own teardown.
+
+    That takes most of a second with torch loaded, joins threads that may hang, and the job waits for the exit.
+    """
+    observer.enter(Phase.ENDING)
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(1)
 
 
 def _run_file(script: str) -> None:

@@ -14,7 +14,7 @@ _TIMEOUT = timedelta(minutes=30)
 
 def serve(host: str, port: int) -> int:
     """Serve a TCPStore on `host:port` (0 picks a free port) until the process ends. Returns 1 when the port is taken."""
-    from torch.distributed import TCPStore
+    import torch.distributed as dist
 
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -25,7 +25,7 @@ def serve(host: str, port: int) -> int:
         return 1
     listener.listen(1024)
     bound_port = listener.getsockname()[1]
-    store = TCPStore(
+    _store = dist.TCPStore(
         host,
         bound_port,
         is_master=True,
@@ -34,9 +34,8 @@ def serve(host: str, port: int) -> int:
         master_listen_fd=listener.detach(),  # so that it listens where we bound it, not on every interface
     )
     os.write(1, f"port {bound_port}\n".encode())
-    while store is not None:
+    while True:
         signal.pause()
-    return 0
 
 
 if __name__ == "__main__":

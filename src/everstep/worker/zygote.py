@@ -37,7 +37,6 @@ _PRELOADS = (
     "torch.utils.data",
     "everstep.worker.script",
     "everstep.worker.attach",
-    "everstep.worker.store",
 )
 _MESSAGE_BYTES = 1 << 20
 _DESCRIPTOR_COUNT = 64
@@ -174,7 +173,9 @@ def _take_output(descriptors: list[int], *, stdout: int, stderr: int) -> None:
     for descriptor in descriptors:
         os.close(descriptor)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # the log is a file; a killed rank must not take its last lines along
+        sys.stdout.reconfigure(
+            line_buffering=True
+        )  # the log is a file; a killed rank must not take its last lines along
 
 
 def _reseed() -> None:

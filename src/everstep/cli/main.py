@@ -1,0 +1,51 @@
+"""The `everstep` command: finds the subcommand, and turns its errors into one sentence and an exit code."""
+
+import argparse
+import importlib
+import logging
+import sys
+from typing import NoReturn
+
+import everstep
+from everstep.domain.errors import EverstepError, ExitCode
+
+_COMMANDS = ("run",)
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse ends with 2 on a wrong flag, which schedulers can't tell from a shell's own error."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(ExitCode.USAGE, f"everstep: {message}; see {self.prog} --help\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = _Parser(
+        prog="everstep",
+        description="Keeps large synchronous PyTorch training productive.",
+        epilog="examples:\n  everstep demo\n  everstep run --nproc-per-node 8 train.py\n  everstep report everstep-runs/*",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    top.add_argument("--version", action="version", version=f"everstep {everstep.__version__}")
+    subparsers = top.add_subparsers(dest="command", metavar="command", required=True, parser_class=_Parser)
+    for name in _COMMANDS:
+        module = importlib.import_module(f"everstep.cli.{name}")
+        module.add_parser(subparsers)
+    return top
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the command line and give the exit code."""
+    logging.basicConfig(level=logging.WARNING, format="everstep: %(message)s")
+    args = parser().parse_args(arguments)
+    try:
+        code = importlib.import_module(f"everstep.cli.{args.command}").run(args)
+    except EverstepError as error:
+        sys.stderr.write(f"everstep: {error}\n")
+        return int(error.exit_code)
+    return int(code)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

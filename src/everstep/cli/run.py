@@ -1,0 +1,37 @@
+"""`everstep run`: the drop-in for torchrun."""
+
+import argparse
+import sys
+
+from everstep.cli.console import RunConsole, sayer
+from everstep.cli.launch import run_job
+from everstep.cli.run_arguments import add_parser, plan_run
+from everstep.domain.commands import Command
+from everstep.domain.events import Event
+
+__all__ = ["add_parser", "run"]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Run the job and give its exit code (see `domain.errors.ExitCode`)."""
+    plan = plan_run(args)
+    say = sayer()
+    console = RunConsole(say, quiet=plan.quiet)
+    heard = 0
+
+    def listen(body: Event | Command) -> None:
+        nonlocal heard
+        heard += 1
+        console.hear(body)
+
+    if not plan.quiet:
+        say(f"ledger, logs and evidence go to {plan.run_dir}", "quiet")
+        for notice in plan.notices:
+            say(notice, "quiet")
+    end = run_job(plan, listen=listen)
+    if not heard:
+        say(f"{plan.run_dir} holds a run that is done already ({end.summary}); give another --run-dir", "plain")
+    elif not plan.quiet:
+        say(f"see `everstep report {plan.run_dir}` for where the time went", "quiet")
+    sys.stdout.flush()
+    return int(end.exit_code)
