@@ -1,7 +1,7 @@
 """Where a job's time went: an exact partition of the run's clock into spans with one category each.
 
 A streaming fold over the ledger. One cursor moves over the clock in whole nanoseconds, and every cut gives the time
-behind it to one category, so the parts sum to the whole in every run. It knows nothing of files or of why things happen.
+behind it to one category, so the parts sum to the whole in every run. It knows no files and no reasons.
 """
 
 import copy
@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from everstep.domain.commands import Command, FinishJob, RecordVerdict, StartWorkers, StopWorkers
 from everstep.domain.events import Event, HostLost, PhaseChanged, RunResumed, RunStarted, StepsFinished, WorkersStopped
@@ -307,7 +308,7 @@ class Accountant:
         return open_ns
 
     def _close(self, *, is_over: bool) -> None:
-        """Close all spans at the latest entry. A step under way is work while the run is going, and none once it ended."""
+        """Close all spans at the latest entry. A step under way is work while the run is going, and not after."""
         self._apply_marks(self._latest_ns)
         category = self._category
         if category is Category.PRODUCTIVE and is_over:
@@ -402,11 +403,13 @@ class Accountant:
         """Steps have ended on every rank of the job."""
         is_plain = self._category is Category.PRODUCTIVE and not (self._marks or self._is_first or self._open_ns)
         if is_plain and first > self._replayed_until:
-            durations_ns = [moved_ns for end_ns in ends_ns if (moved_ns := self._move(end_ns))]
-            self._pace.add(durations_ns)
-            self._step_count += len(ends_ns)
-            self._last_step = max(self._last_step, first + len(ends_ns) - 1)
-            return
+            durations_ns = [end_ns - begin_ns for begin_ns, end_ns in pairwise((self._cursor_ns, *ends_ns))]
+            if min(durations_ns, default=0) > 0:  # nearly all steps of a long run come by here
+                self._cursor_ns = ends_ns[-1]
+                self._pace.add(durations_ns)
+                self._step_count += len(ends_ns)
+                self._last_step = max(self._last_step, first + len(ends_ns) - 1)
+                return
         for number, end_ns in enumerate(ends_ns, start=first):
             self._apply_marks(end_ns)
             self._end_step(number, end_ns)

@@ -38,7 +38,7 @@ class Pace:
 
     Two rules: a spike is slow against its own window of 20 steps, and a whole window is slow against the healthy step,
     which is the median of the job's faster half (the lower quartile), so it holds when up to three quarters of a run
-    are slow. A job whose steps differ by design (sequence lengths that double) is told "slow" too: the ledger can't tell.
+    are slow. A job whose steps differ by design (sequence lengths that double) counts as slow too: a ledger can't tell.
     """
 
     def __init__(self) -> None:
