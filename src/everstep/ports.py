@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from everstep.domain.causes import FaultKind
 from everstep.domain.codec import Entry
 from everstep.domain.commands import Command, HostCommand, StartWorkers
-from everstep.domain.causes import FaultKind
 from everstep.domain.events import Event
 from everstep.domain.evidence import EvidenceFile, RankSummary
 from everstep.domain.ids import Attempt, HostId, IncidentId, Rank
@@ -109,14 +109,6 @@ class Workers(Protocol):
         """Why the attempt's rendezvous store is gone; empty while it is there."""
         ...
 
-    def pages(self) -> Sequence[PageView]:
-        """The progress pages of all ranks, dead ones too."""
-        ...
-
-    def notes(self) -> Sequence[Event]:
-        """Events that the workers wrote down themselves since the last call."""
-        ...
-
     def signal(self, rank: Rank, kind: FaultKind) -> None:
         """Cause a fault in the rank, for the injector."""
         ...
@@ -126,6 +118,18 @@ class Workers(Protocol):
 
         Returns the ranks that had to be killed after the grace. No process of the attempt lives when it returns.
         """
+        ...
+
+
+class Pages(Protocol):
+    """What the workers of one host write down themselves, read without asking them."""
+
+    def views(self) -> Sequence[PageView]:
+        """The progress pages of all ranks, dead ones too, with the marks that are new."""
+        ...
+
+    def notes(self) -> Sequence[Event]:
+        """Events that the workers wrote down since the last call."""
         ...
 
 

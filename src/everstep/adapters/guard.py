@@ -1,4 +1,6 @@
-"""The guard: a small process that outlives `everstep run` by a moment and kills what it left behind, even after kill -9.
+"""The guard: a small process that outlives `everstep run` by a moment and kills what that left behind.
+
+Also after kill -9.
 
 It holds the reading end of a pipe; when the last writer is gone, the run is over, however it ended. Parent-death
 signals alone do not reach what workers started themselves, such as data loader processes in their own sessions.

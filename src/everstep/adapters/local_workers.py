@@ -1,4 +1,4 @@
-"""The workers of this host as real processes: the `Workers` port over standby, store, pages, logs and the process table."""
+"""The workers of this host as real processes: the `Workers` port over standby, store, logs and process table."""
 
 import os
 import shutil
@@ -19,14 +19,11 @@ from everstep.adapters.stacks import STACK_SIGNAL
 from everstep.adapters.standby import ProcessOrder, Program, Standby, start_cold
 from everstep.adapters.worker_environment import Place, WorkerPaths, torchrun_environment
 from everstep.adapters.worker_logs import WorkerLogs
-from everstep.adapters.worker_notes import NoteReader
 from everstep.domain.causes import FaultKind
 from everstep.domain.commands import HostShare, StartWorkers
 from everstep.domain.errors import WorldError
-from everstep.domain.events import Event
 from everstep.domain.evidence import ProcessState
 from everstep.domain.ids import HostId, Rank
-from everstep.domain.progress import PageView
 from everstep.ports import Exit, Started
 
 _DIES_WITHIN_S = 5.0
@@ -82,7 +79,6 @@ class LocalWorkers:
         self._standby = parts.standby
         self._stores = parts.stores
         self._watch = Watch()
-        self._notes = NoteReader()
         self._store: Store | None = None
         self._store_loss = ""
         self._ended: dict[int, int] = {}
@@ -150,14 +146,8 @@ class LocalWorkers:
     def store_loss(self) -> str:
         return self._store_loss
 
-    def pages(self) -> Sequence[PageView]:
-        return [worker.page.view() for worker in self._roster.workers.values()]
-
-    def notes(self) -> Sequence[Event]:
-        return self._notes.new(worker.notes for worker in self._roster.workers.values())
-
     def signal(self, rank: Rank, kind: FaultKind) -> None:
-        """See `ports.Workers`: a real signal, or an order on the progress page that the worker obeys at its next step."""
+        """See `ports.Workers`: a real signal, or an order on the page that the worker obeys at its next step."""
         worker = self._roster.workers[rank]
         if (number := _FROM_OUTSIDE.get(kind)) is not None:
             send_signal(worker.pid, number)
@@ -316,7 +306,6 @@ class LocalWorkers:
         for worker in self._roster.workers.values():
             worker.page.close()
         self._roster.workers.clear()
-        self._notes.forget()
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
 

@@ -85,7 +85,7 @@ class Place:
 
 
 def torchrun_environment(place: Place) -> dict[str, str]:
-    """The variables that torchrun sets for a worker (torch 2.13, `torch.distributed.elastic.agent`), with its meanings."""
+    """What torchrun sets for a worker (torch 2.13, `torch.distributed.elastic.agent`), with its meanings."""
     return {
         "RANK": str(place.rank),
         "LOCAL_RANK": str(place.local_rank),

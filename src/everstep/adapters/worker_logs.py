@@ -37,7 +37,7 @@ class StreamChoice:
             return cls(by_rank=tuple((int(rank), _stream_bits(bits)) for rank, bits in pairs))
         except ValueError:
             raise ConfigError(
-                f"{flag} {text!r} is not understood; write 0, 1 (stdout), 2 (stderr), 3 (both), or 0:3,1:2 by local rank"
+                f"{flag} {text!r} is not understood; write 0, 1 (stdout), 2 (stderr), 3 (both), or 0:3,1:2 by rank"
             ) from None
 
     def of(self, local_rank: int) -> int:
@@ -155,7 +155,8 @@ class WorkerLogs:
         """Show what the workers have written since the last call."""
         if self._console is None:
             return
-        if any([tail.copy(all_of_it=all_of_it) for tail in self._tails]):
+        copied = [tail.copy(all_of_it=all_of_it) for tail in self._tails]
+        if any(copied):
             for target in self._console:
                 target.flush()
 

@@ -1,39 +1,47 @@
-"""Reads the events that workers write down themselves: lines of a type name and a JSON body in one file per rank."""
+"""Reads what the workers of a host write themselves: progress pages, and notes, which are events in a file per rank.
 
-from collections.abc import Iterable
+A line of notes is a type name and a JSON body.
+"""
+
+from collections.abc import Sequence
 from pathlib import Path
 
+from everstep.adapters.roster import Roster
 from everstep.domain.codec import decode_event
 from everstep.domain.errors import EvidenceError
 from everstep.domain.events import Event
+from everstep.domain.progress import PageView
 
 
-class NoteReader:
-    """Remembers how far it has read in each file."""
+class RosterPages:
+    """The `Pages` port over the workers of a roster."""
 
-    def __init__(self) -> None:
+    def __init__(self, roster: Roster) -> None:
+        self._roster = roster
         self._read: dict[Path, int] = {}
 
-    def new(self, paths: Iterable[Path]) -> list[Event]:
-        """Whole lines that are new, file after file; a line that makes no sense is left out."""
-        events: list[Event] = []
-        for path in paths:
-            try:
-                size = path.stat().st_size
-            except OSError:
-                continue
-            start = self._read.get(path, 0)
-            if size > start:
-                with path.open("rb") as file:
-                    file.seek(start)
-                    text = file.read()
-                whole = text[: text.rfind(b"\n") + 1]
-                self._read[path] = start + len(whole)
-                events += _events(whole)
-        return events
+    def views(self) -> Sequence[PageView]:
+        return [worker.page.view() for worker in self._roster.workers.values()]
 
-    def forget(self) -> None:
-        self._read.clear()
+    def notes(self) -> Sequence[Event]:
+        """Whole lines that are new, rank after rank; a line that makes no sense is left out."""
+        paths = [worker.notes for worker in self._roster.workers.values()]
+        self._read = {path: self._read.get(path, 0) for path in paths}  # an old attempt's files are gone
+        return [event for path in paths for event in self._new(path)]
+
+    def _new(self, path: Path) -> list[Event]:
+        start = self._read[path]
+        try:
+            if path.stat().st_size <= start:
+                return []
+            with path.open("rb") as file:
+                file.seek(start)
+                text = file.read()
+        except OSError:
+            return []  # nothing written yet
+        whole = text[: text.rfind(b"\n") + 1]
+        self._read[path] = start + len(whole)
+        return _events(whole)
 
 
 def _events(text: bytes) -> list[Event]:

@@ -47,9 +47,9 @@ def ask(path: str, handler: str, *, timeout_s: float) -> Answer:
 
 
 def group_counts(recorder_json: bytes) -> tuple[GroupCounts, ...]:
-    """The rank's progress in each group, from PyTorch's flight recorder in JSON. Empty when there is none or it is torn.
+    """The rank's progress in each group, from PyTorch's flight recorder in JSON; empty when that is torn.
 
-    On gloo `pg_status` counts every operation, point-to-point too; names come from the entries (flight_recorder.md 1.4).
+    On gloo `pg_status` counts every operation, point-to-point too; names come from the entries.
     """
     try:
         dump = json.loads(recorder_json)

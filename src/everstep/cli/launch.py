@@ -27,6 +27,7 @@ from everstep.adapters.roster import Roster
 from everstep.adapters.standby import Standby
 from everstep.adapters.worker_environment import RUN_VARIABLE
 from everstep.adapters.worker_logs import WorkerLogs
+from everstep.adapters.worker_notes import RosterPages
 from everstep.cli.run_arguments import RunPlan, command_line
 from everstep.domain.codec import Entry, is_command
 from everstep.domain.commands import Command, FinishJob
@@ -102,6 +103,7 @@ def _run(plan: RunPlan, opening: _Opening, core: _Core, scratch: Path) -> Finish
         ),
         AgentPorts(
             workers=workers,
+            pages=RosterPages(roster),
             evidence=EvidenceFiles(plan.run_dir / "evidence", host=host, roster=roster, clock=core.clock),
             channel=channel.agent_end(host),
             clock=core.clock,

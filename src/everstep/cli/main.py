@@ -9,6 +9,7 @@ from typing import NoReturn
 import everstep
 from everstep.domain.errors import EverstepError, ExitCode
 
+_EXAMPLES = "examples:\n  everstep demo\n  everstep run --nproc-per-node 8 train.py\n  everstep report everstep-runs/*"
 _COMMANDS = ("run",)
 
 
@@ -24,7 +25,7 @@ def parser() -> argparse.ArgumentParser:
     top = _Parser(
         prog="everstep",
         description="Keeps large synchronous PyTorch training productive.",
-        epilog="examples:\n  everstep demo\n  everstep run --nproc-per-node 8 train.py\n  everstep report everstep-runs/*",
+        epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     top.add_argument("--version", action="version", version=f"everstep {everstep.__version__}")

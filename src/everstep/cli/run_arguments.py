@@ -1,6 +1,6 @@
 """The flags of `everstep run`: torchrun's own by name and meaning, and a few of everstep's, turned into one plan.
 
-Knows no process: what can be checked without starting anything is checked here, with a sentence that says what to write.
+Knows no process: what can be checked without starting anything is checked here, and the sentence says what to write.
 """
 
 import argparse
@@ -27,7 +27,7 @@ EXAMPLES = """\
 examples:
   everstep run --standalone --nproc-per-node 8 train.py --lr 3e-4     as with torchrun
   everstep run --nproc-per-node gpu -m my_package.train               a module, one worker for each GPU
-  everstep run --nproc-per-node 4 --run-dir runs/a train.py           say it again to continue after a crash of everstep itself
+  everstep run --nproc-per-node 4 --run-dir runs/a train.py           again: continues it
   everstep run --nproc-per-node 4 --inject kill:rank=1,step=40 train.py     see what happens when rank 1 dies
 
 exit codes: 0 done, 10 the script's own bug, 11 retry here, 12 retry on other hosts, 13 hang not resolved,
@@ -99,7 +99,8 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         action="append",
         default=[],
         metavar="FAULT",
-        help="cause a fault, e.g. kill:rank=1,step=40 (kinds: kill freeze exception exit segfault gil sleep loader maintenance); may be repeated; the ledger says so",
+        help="cause a fault, e.g. kill:rank=1,step=40, where kind is one of "
+        "kill freeze exception exit segfault gil sleep loader maintenance; may be repeated; the ledger says so",
     )
     own.add_argument("--quiet", action="store_true", help="say only what went wrong")
     parser.add_argument(
@@ -242,7 +243,7 @@ def _program(args: argparse.Namespace) -> Program:
         script = Path(args.program)
         if script.is_dir() or not script.exists():
             hint = "; with -m give a module name" if not args.program.endswith(".py") else ""
-            raise ConfigError(f"there is no script {args.program!r} here ({os.getcwd()}){hint}")
+            raise ConfigError(f"there is no script {args.program!r} here ({Path.cwd()}){hint}")
         if not os.access(script, os.R_OK):
             raise ConfigError(f"the script {args.program!r} can't be read; check its permissions")
     if args.module and args.no_python:
@@ -252,7 +253,7 @@ def _program(args: argparse.Namespace) -> Program:
 
 def _fresh_run_dir(program: str) -> Path:
     name = re.sub(r"[^A-Za-z0-9_.-]", "_", Path(program).stem or "run")
-    return Path("everstep-runs") / f"{name}-{datetime.now():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    return Path("everstep-runs") / f"{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
 def _rank_filter(text: str) -> frozenset[int] | None:

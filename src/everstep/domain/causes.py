@@ -1,7 +1,7 @@
 """The taxonomy of interruptions: Llama 3's published table, and the causes that everstep itself can tell apart.
 
 Table 5 and section 3.3.4 of "The Llama 3 Herd of Models" (arXiv 2407.21783). The counts sum to 419; the paper's printed
-percentages disagree with its counts in one row (Faulty GPU: 148/419 = 35.3 %, printed 30.1 %), so shares come from counts.
+percentages disagree with its counts in one row (Faulty GPU: 148/419 = 35.3 %, printed 30.1 %): shares come from counts.
 """
 
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class PublishedCount:
     cause: Cause
     count: int
     fault: "FaultKind"
-    """The fault on real processes that stands for this cause in `everstep demo`: it shows the same face to the launcher."""
+    """The fault on real processes that stands for it in `everstep demo`: it shows the launcher the same face."""
 
     @property
     def share(self) -> float:

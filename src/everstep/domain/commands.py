@@ -93,7 +93,7 @@ class DismissSuspicion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopWorkers:
-    """End every worker of the attempt on the host: `kill_ranks` at once, the others by SIGTERM and `grace_s` to obey."""
+    """End every worker of the attempt on the host: `kill_ranks` at once, the others by SIGTERM and a grace."""
 
     at_s: float
     attempt: Attempt

@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class ExitCode(IntEnum):
-    """What `everstep run` tells the scheduler; stable, and clear of the codes shells and schedulers use (1, 2, 126-165, 255)."""
+    """What `everstep run` tells the scheduler: stable, and clear of the codes of shells (1, 2, 126-165, 255)."""
 
     DONE = 0
     SCRIPT_BUG = 10

@@ -152,7 +152,7 @@ class CheckpointRestored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointRefused:
-    """A checkpoint was damaged or incomplete and was not used; `reason` names the file, its size and what was expected."""
+    """A checkpoint was damaged or incomplete and not used; `reason` names the file, its size and what was expected."""
 
     at_s: float
     attempt: Attempt

@@ -149,7 +149,8 @@ def _frozen(before: dict[Rank, RankSummary], now: dict[Rank, RankSummary]) -> Ha
             Trouble.FROZEN,
             stopped,
             now,
-            what=f"is frozen since step {stopped[0].step}: stopped by a signal, silent for {stopped[0].silence_s:.1f} s",
+            what=f"is frozen since step {stopped[0].step}: stopped by a signal, "
+            f"silent for {stopped[0].silence_s:.1f} s",
             evidence=("the kernel reports state T (stopped)",),
             cause=Cause(component="Frozen Process", category="Host"),
         )

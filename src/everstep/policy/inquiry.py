@@ -1,4 +1,6 @@
-"""An inquiry into a silence: two snapshots of every host, then a verdict. The part of the job's machine that waits for evidence.
+"""An inquiry into a silence: two snapshots of every host, then a verdict.
+
+The part of the job's machine that waits for evidence.
 
 Knows nothing of restarts; it answers with commands to collect and, once, a finding.
 """

@@ -450,9 +450,10 @@ class Job:
         return self._stop_workers(event.at_s, kill_ranks=(), grace_s=self._config.stop_grace_s)
 
     def _finish(self, at_s: float) -> tuple[Command, ...]:
-        assert self._ending is not None and self._ending.decision.exit_code is not None
+        assert self._ending is not None
         self._state = _State.OVER
         code = self._ending.decision.exit_code
+        assert code is not None
         return (
             FinishJob(
                 at_s=at_s,

@@ -32,7 +32,9 @@ class RestartConfig:
     backoff_s: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
     def __post_init__(self) -> None:
-        assert self.backoff_s and self.storm_count_max > 0 and self.identical_script_errors_max > 0
+        assert self.backoff_s
+        assert self.storm_count_max > 0
+        assert self.identical_script_errors_max > 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -34,7 +34,9 @@ class StallConfig:
     special_factor: float = 5.0
 
     def __post_init__(self) -> None:
-        assert self.floor_s > 0 and self.factor > 1 and self.learn_from > 1 <= self.window
+        assert self.floor_s > 0
+        assert self.factor > 1
+        assert 1 < self.learn_from <= self.window
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +66,7 @@ class StallWatch:
         self._phase_since_s = at_s
 
     def finish_step(self, at_s: float) -> None:
-        """A step has ended. The first of an attempt teaches nothing, and neither does one with a special phase in it."""
+        """A step has ended. The first of an attempt teaches nothing, nor does one with a special phase in it."""
         if self._last_step_at_s is not None:
             self._steps.append(at_s - self._last_step_at_s)
         self._last_step_at_s = at_s

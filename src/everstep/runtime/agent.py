@@ -37,7 +37,7 @@ from everstep.domain.phases import Phase
 from everstep.domain.progress import PageView
 from everstep.policy.host_progress import FinishedStep, GroupPhase, HostProgress
 from everstep.policy.stall import StallConfig, StallWatch
-from everstep.ports import AgentChannel, Clock, Evidence, Exit, Workers
+from everstep.ports import AgentChannel, Clock, Evidence, Exit, Pages, Workers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,6 +61,7 @@ class AgentPorts:
     """The world as the agent meets it."""
 
     workers: Workers
+    pages: Pages
     evidence: Evidence
     channel: AgentChannel
     clock: Clock
@@ -72,6 +73,7 @@ class Agent:
     def __init__(self, config: AgentConfig, ports: AgentPorts) -> None:
         self._config = config
         self._workers = ports.workers
+        self._pages = ports.pages
         self._evidence = ports.evidence
         self._channel = ports.channel
         self._clock = ports.clock
@@ -149,14 +151,15 @@ class Agent:
         self._faults = list(command.faults)
         try:
             started = self._workers.start(command)
-        except (ConfigError, WorldError) as error:
+        except (ConfigError, WorldError) as problem:
+            reason, final = str(problem), isinstance(problem, ConfigError)
             self._tell(
                 lambda at_s: StartFailed(
                     at_s=at_s,
                     attempt=self._attempt,
                     host=self._config.host,
-                    reason=str(error),
-                    final=isinstance(error, ConfigError),
+                    reason=reason,
+                    final=final,
                 )
             )
             return
@@ -209,11 +212,11 @@ class Agent:
     # --- looking
 
     def _read_pages(self) -> None:
-        views = self._workers.pages()
+        views = self._pages.views()
         self._views = {view.rank: view for view in views}
         self._changed_at_s = max((view.changed_at_s for view in views), default=self._changed_at_s)
         self._tell_progress(self._progress.take([mark for view in views for mark in view.marks]))
-        for event in self._workers.notes():
+        for event in self._pages.notes():
             self._flush_steps()
             self._channel.send(event)
         if self._clock.now_s() - self._reported_at_s >= self._config.report_s:

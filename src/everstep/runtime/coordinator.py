@@ -1,4 +1,4 @@
-"""The coordinator's loop: one per job. Records every event, asks the policy, records its commands, then carries them out.
+"""The coordinator's loop: records every event, asks the policy, records its commands, then carries them out.
 
 It knows the order of these four things and nothing else; what to do is `policy.recovery`'s, how is the agents'.
 """

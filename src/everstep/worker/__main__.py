@@ -1,4 +1,4 @@
-"""`python -m everstep.worker [-m] script args`: one worker, started cold. Warm ones are forks of `everstep.worker.zygote`."""
+"""`python -m everstep.worker [-m] script args`: one worker, started cold; warm ones are forks of the zygote."""
 
 import os
 import sys

@@ -30,7 +30,7 @@ _keep_alive: list[object] = []
 
 
 def observe() -> Observer:
-    """Start the observer: progress page, step hook, worker server, stack dumps. Without `everstep run` it does nothing."""
+    """Start the observer: page, step hook, worker server, stack dumps. Without `everstep run` it does nothing."""
     observer = current()
     paths = observer.paths
     faulthandler.enable()
@@ -149,7 +149,7 @@ def _record(error: BaseException, paths: WorkerPaths | None) -> None:
     }
     with contextlib.suppress(OSError):  # the exit itself still tells; a full disk must not hide the user's own error
         Path(f"{paths.error}.tmp").write_bytes(msgspec.json.encode(record))
-        os.rename(f"{paths.error}.tmp", paths.error)
+        Path(f"{paths.error}.tmp").rename(paths.error)
 
 
 def _drop_own_frames(summary: traceback.TracebackException) -> None:

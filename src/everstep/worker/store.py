@@ -13,7 +13,7 @@ _TIMEOUT = timedelta(minutes=30)
 
 
 def serve(host: str, port: int) -> int:
-    """Serve a TCPStore on `host:port` (0 picks a free port) until the process ends. Returns 1 when the port is taken."""
+    """Serve a TCPStore on `host:port`, 0 being any free port, until the end; 1 when the port is taken."""
     import torch.distributed as dist
 
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
@@ -25,7 +25,7 @@ def serve(host: str, port: int) -> int:
         return 1
     listener.listen(1024)
     bound_port = listener.getsockname()[1]
-    _store = dist.TCPStore(
+    _store = dist.TCPStore(  # type: ignore[attr-defined]
         host,
         bound_port,
         is_master=True,

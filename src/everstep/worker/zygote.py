@@ -1,4 +1,4 @@
-"""The warm standby: one process that has imported everything, touched nothing that a fork would break, and forks on order.
+"""The warm standby: a process that has imported everything, touched nothing that a fork would break, and forks.
 
 A fork of it becomes rank r of attempt a in milliseconds, where a cold interpreter spends seconds in imports
 (`import torch`, and again at the first optimizer, which pulls in torch._dynamo).
