@@ -57,6 +57,7 @@ def _show_run(console: Console, run: RunReport) -> None:
         console.print(Text(plain.NO_STEP_NOTE, style="yellow"))
     console.print(_parts_table(run.account.parts))
     _show_interruptions(console, run.interruptions, run.accuracy)
+    console.print()
     in_full = len(run.incidents) <= plain.TOLD_IN_FULL_MAX
     for incident in run.incidents:
         console.print(_incident(incident) if in_full else _incident_in_short(incident))
@@ -103,14 +104,15 @@ def _runs_table(report: Report) -> Table:
 def _show_interruptions(console: Console, rows: tuple[InterruptionRow, ...], accuracy: VerdictAccuracy | None) -> None:
     count = sum(row.count for row in rows)
     if rows:
-        table = _table(f"Unexpected interruptions: {count:,}", caption=plain.LLAMA3_NOTE)
+        table = _table(f"Unexpected interruptions: {count:,}")
         for i, name in enumerate(plain.INTERRUPTIONS_HEAD):
             table.add_column(name, justify="left" if i < 2 else "right")
         for row in plain.interruption_rows(rows):
             table.add_row(*map(Text, row))
         console.print(table)
+        console.print(Text(plain.LLAMA3_NOTE, style="dim"))
     else:
-        console.print(Text("No unexpected interruption.", style="green"))
+        console.print(Text("\nNo unexpected interruption.", style="green"))
     if accuracy is not None:
         is_perfect = accuracy.named_count == accuracy.injected_count
         console.print(Text(plain.accuracy_sentence(accuracy), style="green" if is_perfect else "yellow"))
@@ -133,13 +135,7 @@ def _incident_in_short(incident: Incident) -> RenderableType:
     return Text.assemble((head, "bold"), "\n", verdict)
 
 
-def _table(title: str, caption: str | None = None) -> Table:
+def _table(title: str) -> Table:
     return Table(
-        title=Text(title, style="bold"),
-        title_justify="left",
-        caption=caption,
-        caption_justify="left",
-        box=None,
-        pad_edge=False,
-        padding=(0, 2, 0, 0),
+        title=Text(f"\n{title}", style="bold"), title_justify="left", box=None, pad_edge=False, padding=(0, 2, 0, 0)
     )
