@@ -167,7 +167,9 @@ class _Draft:
     restart: StartWorkers | None = None
     recovered_at_s: float | None = None
     spawn_s: float = 0.0
-    ready_after_s: dict[str, float] = field(default_factory=dict)
+    born_at_s: float = 0.0
+    """When the last process of the next attempt began, in the ranks' own words; 0 without an observer."""
+    ready_at_s: dict[str, float] = field(default_factory=dict)
 
     def tell(self, at_s: float, sentence: str) -> None:
         if len(self.timeline) < TIMELINE_MOMENTS_MAX:
@@ -220,7 +222,8 @@ class IncidentLog:
                     draft.spawn_s = max(draft.spawn_s, body.spawn_s)
             case WorkerReady() if body.attempt == self._attempt:
                 for draft in self._recovering():
-                    draft.ready_after_s[body.part] = max(draft.ready_after_s.get(body.part, 0.0), body.after_s)
+                    draft.born_at_s = max(draft.born_at_s, body.at_s - body.after_s)
+                    draft.ready_at_s[body.part] = max(draft.ready_at_s.get(body.part, 0.0), body.at_s)
             case FaultInjected():
                 self._injected_count += 1
                 self._due.append(body.fault)
@@ -377,11 +380,8 @@ def _parts(draft: _Draft) -> tuple[RecoveryPart, ...]:
         ("wait", None if draft.restart is None else draft.restart.at_s),
     ]
     if draft.restart is not None:
-        born_at_s = draft.restart.at_s + draft.spawn_s
-        ends.append(("spawn", born_at_s))
-        ends += [
-            (name, born_at_s + draft.ready_after_s[part]) for part, name in _START_PARTS if part in draft.ready_after_s
-        ]
+        ends.append(("spawn", draft.born_at_s or draft.restart.at_s + draft.spawn_s))
+        ends += [(name, draft.ready_at_s[part]) for part, name in _START_PARTS if part in draft.ready_at_s]
         ends.append(("first_step", draft.recovered_at_s))
     cursor_s = draft.record.since_s
     parts = []
