@@ -1,1 +1,43 @@
-"""Everything that runs in the training process; the only package that imports torch."""
+"""Everything that runs in the training process; the only package that imports torch, and not before it is needed."""
+
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from everstep.worker.attachment import Run as Run
+    from everstep.worker.attachment import attach as attach
+
+__all__ = ["Run", "attach", "phase", "step"]
+
+_LAZY = ("Run", "attach")  # their module imports torch, and the start of a worker is timed
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        from everstep.worker import attachment
+
+        return getattr(attachment, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def step() -> None:
+    """Say that a step has ended, in a script with its own loop and no torch optimizer."""
+    from everstep.worker.observer import current
+
+    current().finish_step()
+
+
+def phase(name: str) -> AbstractContextManager[None]:
+    """Mark a part of the script that is no training: `with phase("evaluating"):` or `with phase("saving"):`.
+
+    Raises:
+        ConfigError: another name.
+    """
+    from everstep.domain.errors import ConfigError
+    from everstep.domain.phases import Phase
+    from everstep.worker.observer import current
+
+    known = {"evaluating": Phase.EVALUATING, "saving": Phase.SAVING}
+    if name not in known:
+        raise ConfigError(f"phase({name!r}) is unknown; write phase('evaluating') or phase('saving')")
+    return current().during(known[name])

@@ -1,0 +1,289 @@
+"""What `attach` gives to a training script: a loop that continues where the last attempt was saved, and saves itself.
+
+It knows the order of things; how state, data and files are kept is told in state.py, data.py and checkpoint.py.
+"""
+
+import logging
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from everstep.domain.errors import ConfigError
+from everstep.domain.phases import Phase
+from everstep.worker import randomness
+from everstep.worker.checkpoint import Checkpoints, Restored
+from everstep.worker.checkpoint_manifest import Manifest
+from everstep.worker.checkpoint_schedule import SaveConfig, Schedule
+from everstep.worker.data import Feed, copy_of
+from everstep.worker.exactness import doubts_at_resume, doubts_at_save, iterations_until_settled
+from everstep.worker.observer import Observer, current
+from everstep.worker.ranks import Ranks
+from everstep.worker.state import BUFFERS, OWN, REST, WEIGHTS, Parts, Sharing, TrainingState
+
+_log = logging.getLogger(__name__)
+_DEFAULT_DIRECTORY = "everstep-checkpoints"
+_attached = False
+
+
+def attach(
+    *,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scheduler: Any = None,
+    extra: dict[str, Any] | None = None,
+    directory: str | Path | None = None,
+    save_every_steps: int | None = None,
+    save_every_s: float = 30.0,
+    keep: int = 2,
+    rehearse: bool | Literal["auto"] = "auto",
+) -> "Run":
+    """Restore the newest complete checkpoint, if there is one, and give the run. A collective, once per rank.
+
+    Args:
+        model: as it trains: plain, wrapped in DistributedDataParallel, or sharded by fully_shard.
+        extra: more objects with state_dict and load_state_dict, by name: a GradScaler, an averaged model.
+        directory: shared by all hosts; `everstep run` gives one, else ./everstep-checkpoints.
+        save_every_steps: a fixed interval instead of a measured one.
+        save_every_s: the shortest measured interval.
+        keep: complete checkpoints that stay on disk.
+        rehearse: whether the first step after a resume runs once for show; docs/attach.md says why.
+
+    Raises:
+        ConfigError: called twice, something that cannot be saved, or a checkpoint that this run cannot use.
+    """
+    global _attached  # noqa: PLW0603 - one run per process is the point
+    if _attached:
+        raise ConfigError("attach() was called twice in one process; keep the run that the first call gave")
+    config = SaveConfig(every_steps=save_every_steps, every_s=save_every_s, keep=keep, rehearse=rehearse)
+    state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler, extra=extra or {})
+    observer = current()
+    ranks = Ranks()
+    checkpoints = Checkpoints(_directory(directory, observer), ranks, observer, keep=keep)
+    _attached = True
+    observer.leave_counting_to_attach()
+    observer.part("attached")
+    with observer.during(Phase.RESTORING):
+        restored = checkpoints.restore()
+        run = Run(config, state, checkpoints, observer, restored, leads=ranks.leads)
+    if restored is not None:
+        observer.part("restored")
+    return run
+
+
+def _directory(given: str | Path | None, observer: Observer) -> Path:
+    ordered = observer.paths.checkpoints if observer.paths else ""
+    return Path(given or ordered or _DEFAULT_DIRECTORY).absolute()
+
+
+def _rehearsals(config: SaveConfig, state: TrainingState) -> int:
+    if config.rehearse is False:
+        return 0
+    return max(iterations_until_settled(state.ddp), int(config.rehearse is True))
+
+
+class Run:
+    """A run in training; `attach` makes it."""
+
+    def __init__(
+        self,
+        config: SaveConfig,
+        state: TrainingState,
+        checkpoints: Checkpoints,
+        observer: Observer,
+        restored: Restored | None,
+        *,
+        leads: bool,
+    ) -> None:
+        self._config = config
+        self._state = state
+        self._checkpoints = checkpoints
+        self._observer = observer
+        self._leads = leads
+        self._restored = restored  # until the first batch is handed out
+        self._position: dict[str, Any] | None = None  # where the loop before stood
+        self._feed: Feed | None = None
+        self._loader: Any = None
+        self._loop = 0
+        self._metrics: dict[str, float] = {}
+        self._rehearsing = self._in_body = self._left_early = self._save_asked = False
+        self._step = self._saved_step = 0
+        self._rehearsals = 0  # still to come
+        if restored is not None:
+            self._step = self._saved_step = restored.manifest.step
+            self._rehearsals = _rehearsals(config, state)
+            self._position = restored.parts[OWN]["data"]
+            state.put_back(restored.parts, keep=self._rehearsals > 0)
+            self._tell_doubts(doubts_at_resume(restored.manifest))
+        interval = restored.manifest.interval_steps if restored else None
+        self._schedule = Schedule(config, step=self._step, interval_steps=interval)
+
+    @property
+    def step(self) -> int:
+        """Steps finished, over all attempts."""
+        return self._step
+
+    @property
+    def rehearsing(self) -> bool:
+        """Whether this step is run for show: its effect on what was attached is undone."""
+        return self._rehearsing
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """What was last logged."""
+        return dict(self._metrics)
+
+    def steps(self, loader: Iterable[Any], *, until: int) -> Iterator[Any]:
+        """The batches from the next one on, epoch after epoch, until `until` steps are finished over all attempts.
+
+        A step has ended when the loop asks for the next batch; leave the loop by `until` rather than by `break`.
+
+        Raises:
+            ConfigError: `until` is not above 0, or the loader is not the one that was saved.
+        """
+        if until <= 0:
+            raise ConfigError(f"run.steps(until={until}) must be at least 1")
+        self._loop += 1
+        return self._iterate(Feed(loader, self._observer.beat), loader, until)
+
+    def log(self, *, loss: float | None = None, **metrics: float) -> None:
+        """Report numbers of this step; ignored in a rehearsal."""
+        if self._rehearsing:
+            return
+        if loss is not None:
+            metrics["loss"] = loss
+            self._observer.log_loss(float(loss))
+        self._metrics = {**self._metrics, **metrics}
+
+    def save(self) -> None:
+        """Save now, or inside of the loop at the end of this step. A collective.
+
+        Raises:
+            ConfigError: the loop was left by `break`, so that it is unknown whether its last step counts.
+        """
+        if self._left_early:
+            raise ConfigError(
+                "run.save() after a break cannot know whether the last step counts; call it before the break"
+            )
+        if self._rehearsing:
+            return
+        if self._in_body:
+            self._save_asked = True
+        else:
+            self._save()
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Mark an evaluation, which may take longer than a step: `with run.evaluating():`."""
+        return self._observer.during(Phase.EVALUATING)
+
+    def _iterate(self, feed: Feed, loader: Any, until: int) -> Iterator[Any]:
+        if self._step >= until:
+            return
+        self._left_early = False
+        self._begin(feed)
+        self._feed, self._loader = feed, loader
+        warm = False
+        while self._step < until:
+            self._observer.fetch_batch()
+            batch = feed.next()
+            if not warm:
+                self._observer.enter(Phase.WARMING_UP)
+                warm = True
+            if self._rehearsals:
+                yield from self._rehearse(batch)
+            self._state.begin_body()
+            self._in_body = True
+            try:
+                yield batch
+            except GeneratorExit:
+                self._left_early, self._save_asked = True, False
+                raise
+            finally:
+                self._in_body = False
+            self._finish_step(until)
+
+    def _begin(self, feed: Feed) -> None:
+        """Stand at the restored position. The random numbers come last: standing there draws some."""
+        restored, self._restored = self._restored, None
+        if restored is None:
+            return
+        position = restored.parts[OWN]["data"]
+        with self._observer.during(Phase.RESTORING):
+            if position is not None and position["loop"] == self._loop:
+                feed.resume(position)
+                self._tell_doubts(feed.changes(position))
+            elif position is not None and position["loop"] > self._loop:
+                self._tell_doubts([f"the checkpoint stands in loop {position['loop']} of the script, not {self._loop}"])
+            randomness.put_back(restored.parts[OWN]["random"])
+        if self._rehearsals:
+            self._restored = restored
+
+    def _rehearse(self, batch: Any) -> Iterator[Any]:
+        """Steps for show, so that DDP settles its order of sums; after each everything is as it was before."""
+        restored, self._restored = self._restored, None
+        assert restored is not None
+        after_fetch = randomness.capture()
+        while self._rehearsals:
+            self._rehearsals -= 1
+            self._state.begin_body()
+            self._rehearsing = True
+            try:
+                yield copy_of(batch)
+            finally:
+                self._rehearsing = False
+            if not self._state.stepped:
+                self._tell_doubts(["the optimizer did not step in the rehearsal"])
+            self._state.put_back(restored.parts, keep=self._rehearsals > 0)
+            randomness.put_back(after_fetch)
+            self._observer.beat()
+
+    def _finish_step(self, until: int) -> None:
+        self._step += 1
+        self._observer.finish_step(self._step)
+        if self._schedule.due(self._step) or self._save_asked or self._step == until:
+            self._save()
+        if self._step == until and self._saved_step != self._step and self._leads:
+            _log.warning("everstep: the final state, step %d, is on no disk: its save failed", self._step)
+
+    def _save(self) -> None:
+        self._save_asked = False
+        if self._saved_step == self._step:
+            return
+        started_s = time.monotonic()
+        parts, shared = self._capture()
+        draft = Manifest(
+            step=self._step,
+            world_size=self._checkpoints.world_size,
+            torch=str(torch.__version__),
+            thread_count=torch.get_num_threads(),
+            interval_steps=self._schedule.interval_steps,
+            inexact_because=doubts_at_save(self._state.ddp, self._config.rehearse, self._loader),
+            files=(),
+        )
+        saved = self._checkpoints.save(parts, shared, draft)
+        if not saved.error:
+            self._saved_step = self._step
+        interval = self._checkpoints.agree(lambda: self._schedule.decide(time.monotonic() - started_s))
+        self._schedule.agree(self._step, interval)
+
+    def _capture(self) -> tuple[Parts, tuple[str, ...]]:
+        """This rank's state, and the names of the parts that it need not write if rank 0 has the same."""
+        sharing = self._state.sharing
+        parts = self._state.capture(weights=self._leads or sharing is not Sharing.REPLICATED)
+        if self._feed is not None:
+            self._position = {**self._feed.position(), "loop": self._loop}
+        parts[OWN] |= {"random": randomness.capture(), "data": self._position}
+        match sharing:
+            case Sharing.REPLICATED:
+                return parts, (BUFFERS, REST)
+            case Sharing.UNKNOWN:
+                return parts, (WEIGHTS, BUFFERS, REST)
+            case Sharing.SHARDED:
+                return parts, ()
+
+    def _tell_doubts(self, doubts: list[str]) -> None:
+        if doubts and self._leads:
+            _log.warning("everstep: the resume may not be bit-identical: %s", "; ".join(doubts))

@@ -1,0 +1,53 @@
+"""Why a resume may not be bit-identical, in sentences: what is known when saving, and what differs when resuming.
+
+It knows torch's settings and the loader's kind; it cannot see randomness that the script keeps to itself.
+"""
+
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from everstep.worker.checkpoint_manifest import Manifest
+
+
+def doubts_at_save(ddp: DistributedDataParallel | None, rehearse: object, loader: Any) -> tuple[str, ...]:
+    """What the manifest should say; empty when a resume on the same machines is exact.
+
+    Args:
+        rehearse: the setting; False leaves DDP's order of sums to chance.
+    """
+    doubts = []
+    if rehearse is False and iterations_until_settled(ddp):
+        doubts.append("rehearse=False: DDP sums gradients in another order in the first step after a resume")
+    if torch.cuda.is_available() and not torch.are_deterministic_algorithms_enabled():
+        doubts.append("torch.use_deterministic_algorithms() is off, and some CUDA kernels add in any order")
+    if hasattr(loader, "load_state_dict") and getattr(loader, "num_workers", 0) > 0:
+        doubts.append("the loader keeps its own position, and not the random numbers of its workers")
+    if getattr(loader, "persistent_workers", False):
+        doubts.append("persistent_workers=True: the loader's workers keep their random numbers from epoch to epoch")
+    return tuple(doubts)
+
+
+def doubts_at_resume(manifest: Manifest) -> list[str]:
+    """What is not as it was when the checkpoint was written."""
+    doubts = list(manifest.inexact_because)
+    if manifest.torch != (version := str(torch.__version__)):
+        doubts.append(f"torch was {manifest.torch} and is {version}")
+    if manifest.thread_count != (now := torch.get_num_threads()):
+        doubts.append(f"torch used {manifest.thread_count} threads and uses {now}")
+    return doubts
+
+
+def iterations_until_settled(ddp: DistributedDataParallel | None) -> int:
+    """How many iterations DDP takes until it sums gradients in the order that it keeps.
+
+    In the forward pass after them it rebuilds its buckets in the order in which gradients arrived, unless it looks for
+    unused parameters; with a static graph it watches one iteration before (torch 2.13, reducer.cpp, measured in
+    tests/worker). The sum of two is the same in either order; with three ranks or more it is not.
+    """
+    if ddp is None or ddp.process_group.size() < 3:
+        return 0
+    if ddp.static_graph:
+        return 2
+    return 0 if ddp.find_unused_parameters else 1

@@ -1,0 +1,47 @@
+"""The positions of the global random number generators: Python's, numpy's, torch's on the CPU and on each CUDA device.
+
+It does not know generators that the script made itself; those go into `attach(extra=...)`.
+"""
+
+import random
+import sys
+from typing import Any
+
+import torch
+
+State = dict[str, Any]
+
+
+def capture(*, devices: bool = True) -> State:
+    """The generators' positions, as plain values and tensors.
+
+    Args:
+        devices: also those of CUDA, which waits for the devices.
+    """
+    state: State = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    if (numpy := sys.modules.get("numpy")) is not None:
+        kind, keys, position, has_gauss, cached = numpy.random.get_state()
+        state["numpy"] = [
+            str(kind),
+            torch.from_numpy(keys.astype("int64")),
+            int(position),
+            int(has_gauss),
+            float(cached),
+        ]
+    if devices and torch.cuda.is_available() and torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def put_back(state: State) -> None:
+    """Put every generator that `capture` found back to where it was."""
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    torch.set_rng_state(state["torch"])
+    if "numpy" in state:
+        import numpy as np
+
+        kind, keys, position, has_gauss, cached = state["numpy"]
+        np.random.set_state((kind, keys.numpy().astype("uint32"), position, has_gauss, cached))
+    if "cuda" in state:
+        torch.cuda.set_rng_state_all(state["cuda"])

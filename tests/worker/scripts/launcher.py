@@ -1,0 +1,71 @@
+"""Imports torch once and then forks ranks on order, so that a test of three attempts does not pay nine imports.
+
+Orders are JSON lines on stdin: {"start": spec} answers with pids, {"wait": true} with exit codes.
+"""
+
+import json
+import os
+import random
+import resource
+import socket
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+import torch.distributed.fsdp
+import torch.distributed.tensor
+
+sys.path.insert(0, str(Path(__file__).parent))
+import train
+
+torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # a second, hidden import
+
+
+def start(spec: dict) -> list[int]:
+    assert len(list(Path("/proc/self/task").iterdir())) == 1, "a fork with threads would hang"
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    return [start_rank(spec, rank, port) for rank in range(spec["world"])]
+
+
+def start_rank(spec: dict, rank: int, port: int) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    code = 1
+    try:
+        os.dup2(os.open(f"{spec['out']}.err.{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), 2)
+        os.dup2(2, 1)
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": spec["world"], "MASTER_PORT": port}
+        os.environ.update({key: str(value) for key, value in place.items()}, MASTER_ADDR="127.0.0.1")
+        paths = {"run": "test", "attempt": spec.get("attempt", 1), "rank": rank, "notes": f"{spec['out']}.notes"}
+        paths["page"] = spec.get("pages", [""] * spec["world"])[rank]
+        os.environ["EVERSTEP_WORKER"] = json.dumps(paths)
+        if rank in spec.get("file_limit_ranks", ()):
+            limit = spec["file_limit"]
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        random.seed(rank)
+        train.main(spec)
+        code = 0
+    except BaseException:  # outermost frame
+        traceback.print_exc()
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    pids: list[int] = []
+    for line in sys.stdin:
+        order = json.loads(line)
+        if "start" in order:
+            answer = pids = start(order["start"])
+        else:
+            answer = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+
+main()
