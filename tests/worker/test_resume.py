@@ -26,6 +26,8 @@ CASES: dict[str, dict[str, Any]] = {
     "a loader with its own generator": {"kind": "alone", "world": 1, "loader": "generator"},
     "a list of batches": {"kind": "alone", "world": 1, "loader": "list"},
     "a loader that keeps its position": {"kind": "alone", "world": 1, "loader": "stateful"},
+    "the checkpoint at the end of the first of two loops": {**DDP3, "first_loop_until": 6, "halve": True},
+    "the checkpoint in the second of two loops": {**DDP3, "first_loop_until": 4},
     "in the middle of an accumulation": {"kind": "alone", "world": 1, "accumulate": 4},
 }
 

@@ -60,6 +60,7 @@ def attach(
         raise ConfigError("attach() was called twice in one process; keep the run that the first call gave")
     config = SaveConfig(every_steps=save_every_steps, every_s=save_every_s, keep=keep, rehearse=rehearse)
     state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler, extra=extra or {})
+    state.capture(weights=True)  # what cannot be saved is told now and not after ten steps
     observer = current()
     ranks = Ranks()
     checkpoints = Checkpoints(_directory(directory, observer), ranks, observer, keep=keep)
@@ -103,7 +104,7 @@ class Run:
         self._checkpoints = checkpoints
         self._observer = observer
         self._leads = leads
-        self._restored = restored  # until the first batch is handed out
+        self._resume: dict[str, Any] | None = None  # position and random numbers, until the loop stands there
         self._position: dict[str, Any] | None = None  # where the loop before stood
         self._feed: Feed | None = None
         self._loader: Any = None
@@ -115,8 +116,9 @@ class Run:
         if restored is not None:
             self._step = self._saved_step = restored.manifest.step
             self._rehearsals = _rehearsals(config, state)
-            self._position = restored.parts[OWN]["data"]
-            state.put_back(restored.parts, keep=self._rehearsals > 0)
+            self._resume = restored.parts[OWN]
+            self._position = self._resume["data"]
+            state.put_back(restored.parts, keep=False)
             self._tell_doubts(doubts_at_resume(restored.manifest))
         interval = restored.manifest.interval_steps if restored else None
         self._schedule = Schedule(config, step=self._step, interval_steps=interval)
@@ -180,10 +182,10 @@ class Run:
         return self._observer.during(Phase.EVALUATING)
 
     def _iterate(self, feed: Feed, loader: Any, until: int) -> Iterator[Any]:
+        self._left_early = False
+        self._begin(feed, over=self._step >= until)
         if self._step >= until:
             return
-        self._left_early = False
-        self._begin(feed)
         self._feed, self._loader = feed, loader
         warm = False
         while self._step < until:
@@ -205,26 +207,30 @@ class Run:
                 self._in_body = False
             self._finish_step(until)
 
-    def _begin(self, feed: Feed) -> None:
-        """Stand at the restored position. The random numbers come last: standing there draws some."""
-        restored, self._restored = self._restored, None
-        if restored is None:
+    def _begin(self, feed: Feed, *, over: bool) -> None:
+        """Stand at the restored position. The random numbers come last: standing there draws some.
+
+        Args:
+            over: this loop has nothing to do. The checkpoint may still be from its end.
+        """
+        if self._resume is None:
             return
-        position = restored.parts[OWN]["data"]
+        position = self._resume["data"]
+        loop = position["loop"] if position is not None else self._loop
+        if over and loop > self._loop:
+            return
         with self._observer.during(Phase.RESTORING):
-            if position is not None and position["loop"] == self._loop:
+            if loop > self._loop:
+                self._tell_doubts([f"the checkpoint stands in loop {loop} of the script, not in loop {self._loop}"])
+            elif position is not None and loop == self._loop and not over:
                 feed.resume(position)
                 self._tell_doubts(feed.changes(position))
-            elif position is not None and position["loop"] > self._loop:
-                self._tell_doubts([f"the checkpoint stands in loop {position['loop']} of the script, not {self._loop}"])
-            randomness.put_back(restored.parts[OWN]["random"])
-        if self._rehearsals:
-            self._restored = restored
+            randomness.put_back(self._resume["random"])
+        self._resume = None
 
     def _rehearse(self, batch: Any) -> Iterator[Any]:
         """Steps for show, so that DDP settles its order of sums; after each everything is as it was before."""
-        restored, self._restored = self._restored, None
-        assert restored is not None
+        before = self._state.snapshot()
         after_fetch = randomness.capture()
         while self._rehearsals:
             self._rehearsals -= 1
@@ -236,7 +242,7 @@ class Run:
                 self._rehearsing = False
             if not self._state.stepped:
                 self._tell_doubts(["the optimizer did not step in the rehearsal"])
-            self._state.put_back(restored.parts, keep=self._rehearsals > 0)
+            self._state.put_back(before, keep=self._rehearsals > 0)
             randomness.put_back(after_fetch)
             self._observer.beat()
 

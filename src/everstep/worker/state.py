@@ -92,6 +92,11 @@ class TrainingState:
                 }
         return parts
 
+    def snapshot(self) -> Parts:
+        """The whole state now, copied to the CPU's memory."""
+        copied: Parts = _copied(self.capture(weights=True))
+        return copied
+
     def put_back(self, parts: Parts, *, keep: bool) -> None:
         """Make the objects what they were when `parts` was captured.
 
@@ -253,6 +258,17 @@ def plain(value: Any, where: str) -> Any:
         f"{where} is a {type(value).__module__}.{type(value).__qualname__}, which a checkpoint cannot hold without "
         "running code when it is read; let its state_dict() give numbers, strings, tensors, lists and dicts"
     )
+
+
+def _copied(value: Any) -> Any:
+    match value:
+        case Tensor():
+            return value.detach().to("cpu", copy=True)
+        case dict():
+            return {key: _copied(item) for key, item in value.items()}
+        case list() | tuple():
+            return type(value)(_copied(item) for item in value)
+    return value
 
 
 def _sharded_like(parameter: Any, value: Tensor) -> Tensor:

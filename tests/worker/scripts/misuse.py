@@ -10,6 +10,16 @@ from everstep.domain.errors import ConfigError
 from everstep.worker import attach
 
 
+class Odd:
+    """Its state would need code to be read."""
+
+    def state_dict(self) -> dict[str, object]:
+        return {"kind": Odd}
+
+    def load_state_dict(self, state: dict[str, object]) -> None:
+        raise AssertionError(state)
+
+
 def says(sentence: str, call: object, *arguments: object, **named: object) -> None:
     try:
         call(*arguments, **named)  # type: ignore[operator]
@@ -28,6 +38,7 @@ given = {"model": model, "optimizer": optimizer}
 os.environ["WORLD_SIZE"] = "2"
 says("call torch.distributed.init_process_group() before", attach, **given)
 del os.environ["WORLD_SIZE"]
+says("extra['set'].kind is a ", attach, **given, extra={"set": Odd()})
 says("save_every_steps=0", attach, **given, save_every_steps=0)
 run = attach(**given)
 says("twice", attach, **given)

@@ -100,6 +100,17 @@ def build_loader(spec: dict[str, Any], world: int) -> Any:
     return DataLoader(data, shuffle=True, **options)
 
 
+def batches(spec: dict[str, Any], run: Any, loader: Any, optimizer: torch.optim.Optimizer) -> Any:
+    """The steps of one loop; or of two, with something done between them."""
+    if "first_loop_until" in spec:
+        yield from run.steps(loader, until=spec["first_loop_until"])
+        torch.rand(3)
+        for group in optimizer.param_groups if spec.get("halve") else ():
+            group["lr"] *= 0.5
+        loader = [torch.full((4, 12), number / 7) for number in range(7)]
+    yield from run.steps(loader, until=spec["until"])
+
+
 class Stateful:
     """Keeps its own position, like torchdata's StatefulDataLoader: five batches an epoch."""
 
@@ -168,10 +179,10 @@ def main(spec: dict[str, Any]) -> None:
     )
     every = spec.get("accumulate", 1)
     with Path(f"{spec['out']}.{rank}").open("a") as out:
-        for batch in run.steps(loader, until=spec["until"]):
+        for batch in batches(spec, run, loader, optimizer):
             for_show = run.rehearsing
             got = sha(batch)
-            if spec.get("loader") != "list":
+            if not isinstance(loader, list) and "first_loop_until" not in spec:
                 batch.mul_(0.9)  # a script may change its batch in place
             loss = model(batch).square().mean()
             loss.backward()
