@@ -46,11 +46,13 @@ class RunConsole:
     Args:
         say: how to say it.
         quiet: only what went wrong.
+        report_hint: said before the end, so that the end itself comes last.
     """
 
-    def __init__(self, say: Say, *, quiet: bool) -> None:
+    def __init__(self, say: Say, *, quiet: bool, report_hint: str) -> None:
         self._say = say
         self._quiet = quiet
+        self._report_hint = report_hint
 
     def hear(self, body: Event | Command) -> None:
         match body:
@@ -94,6 +96,8 @@ class RunConsole:
         )
 
     def _end(self, body: FinishJob) -> None:
+        if not self._quiet:
+            self._say(self._report_hint, "quiet")
         if body.exit_code is ExitCode.DONE:
             if not self._quiet:
                 self._say(f"done: {body.summary}", "good")

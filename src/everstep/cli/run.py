@@ -16,7 +16,8 @@ def run(args: argparse.Namespace) -> int:
     """Run the job and give its exit code (see `domain.errors.ExitCode`)."""
     plan = plan_run(args)
     say = sayer()
-    console = RunConsole(say, quiet=plan.quiet)
+    hint = f"see `everstep report {plan.run_dir}` for where the time went"
+    console = RunConsole(say, quiet=plan.quiet, report_hint=hint)
     heard = 0
 
     def listen(body: Event | Command) -> None:
@@ -31,7 +32,5 @@ def run(args: argparse.Namespace) -> int:
     end = run_job(plan, listen=listen)
     if not heard:
         say(f"{plan.run_dir} holds a run that is done already ({end.summary}); give another --run-dir", "plain")
-    elif not plan.quiet:
-        say(f"see `everstep report {plan.run_dir}` for where the time went", "quiet")
     sys.stdout.flush()
     return int(end.exit_code)

@@ -68,7 +68,7 @@ class AgentPorts:
 
 
 class Agent:
-    """`run` is the loop, `turn` one round of it."""
+    """`run` is the loop; `report_for_duty` comes before its first round, `turn`."""
 
     def __init__(self, config: AgentConfig, ports: AgentPorts) -> None:
         self._config = config
@@ -96,22 +96,25 @@ class Agent:
 
     def run(self) -> None:
         """Report for duty, then serve until `finish`. Whatever goes wrong with the agent itself is told as HostLost."""
+        self.report_for_duty()
+        try:
+            while not self._over:
+                self.turn()
+                if not self._over:
+                    self._workers.wait(self._config.poll_s if self._running else self._config.report_s)
+        except Exception as error:  # outermost frame
+            reason = str(error) if isinstance(error, EverstepError) else f"{type(error).__name__}: {error}"
+            self._channel.send(HostLost(at_s=self._clock.now_s(), host=self._config.host, reason=reason))
+            if not isinstance(error, EverstepError):
+                raise
+
+    def report_for_duty(self) -> None:
         config = self._config
         self._channel.send(
             HostJoined(
                 at_s=self._clock.now_s(), host=config.host, worker_count=config.worker_count, address=config.address
             )
         )
-        try:
-            while not self._over:
-                self.turn()
-                if not self._over:
-                    self._workers.wait(config.poll_s if self._running else config.report_s)
-        except Exception as error:  # outermost frame
-            reason = str(error) if isinstance(error, EverstepError) else f"{type(error).__name__}: {error}"
-            self._channel.send(HostLost(at_s=self._clock.now_s(), host=config.host, reason=reason))
-            if not isinstance(error, EverstepError):
-                raise
 
     def turn(self) -> None:
         """Obey, look, tell."""

@@ -66,12 +66,12 @@ def attach(
     checkpoints = Checkpoints(_directory(directory, observer), ranks, observer, keep=keep)
     _attached = True
     observer.leave_counting_to_attach()
-    observer.part("attached")
+    observer.notes.part("attached")
     with observer.during(Phase.RESTORING):
         restored = checkpoints.restore()
         run = Run(config, state, checkpoints, observer, restored, leads=ranks.leads)
     if restored is not None:
-        observer.part("restored")
+        observer.notes.part("restored")
     return run
 
 

@@ -302,9 +302,9 @@ class Checkpoints:
         """Set a damaged checkpoint aside, so that its step can be saved again; the last one stays as evidence."""
         folder = self._directory / manifests.folder_name(step)
         _log.warning("everstep does not use %s: %s; it tries the one before", folder, reason)
-        self._observer.note(
+        self._observer.notes.write(
             CheckpointRefused(
-                at_s=self._observer.now_s(), attempt=Attempt(self.attempt), path=self._shown(step), reason=reason
+                at_s=self._observer.notes.now_s(), attempt=Attempt(self.attempt), path=self._shown(step), reason=reason
             )
         )
         self._refused.add(step)
@@ -325,10 +325,10 @@ class Checkpoints:
     def _report(self, saved: Saved, step: int, duration_s: float) -> None:
         if not self._ranks.leads:
             return
-        now_s, attempt, path = self._observer.now_s(), Attempt(self.attempt), self._shown(step)
+        now_s, attempt, path = self._observer.notes.now_s(), Attempt(self.attempt), self._shown(step)
         if not saved.error:
             self._failure_told = False
-            self._observer.note(
+            self._observer.notes.write(
                 CheckpointSaved(
                     at_s=now_s,
                     attempt=attempt,
@@ -340,15 +340,15 @@ class Checkpoints:
             )
             return
         reason = f"the save of step {step} failed, {saved.error}; training goes on, older checkpoints are untouched"
-        self._observer.note(CheckpointRefused(at_s=now_s, attempt=attempt, path=path, reason=reason))
+        self._observer.notes.write(CheckpointRefused(at_s=now_s, attempt=attempt, path=path, reason=reason))
         if not self._failure_told:
             self._failure_told = True
             _log.warning("everstep: %s", reason)
 
     def _note_restored(self, step: int, duration_s: float) -> None:
-        self._observer.note(
+        self._observer.notes.write(
             CheckpointRestored(
-                at_s=self._observer.now_s(),
+                at_s=self._observer.notes.now_s(),
                 attempt=Attempt(self.attempt),
                 step=step,
                 path=self._shown(step),

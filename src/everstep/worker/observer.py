@@ -5,22 +5,15 @@ What it does never raises into the user's loop, except for the faults that the i
 """
 
 import contextlib
-import logging
-import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from everstep.adapters.progress_page import PageWriter
 from everstep.adapters.worker_environment import WorkerPaths, worker_paths
 from everstep.domain.causes import FaultKind
-from everstep.domain.codec import to_json
-from everstep.domain.events import Event, WorkerReady
-from everstep.domain.ids import Attempt, Rank
 from everstep.domain.phases import Phase
 from everstep.worker import faults
-
-_log = logging.getLogger(__name__)
+from everstep.worker.notes import Notes
 
 
 class Observer:
@@ -32,16 +25,11 @@ class Observer:
 
     def __init__(self, paths: WorkerPaths | None) -> None:
         self.paths = paths
+        self.notes = Notes(paths)
         self._page = PageWriter(Path(paths.page)) if paths and paths.page else None
         self._counts_optimizer_steps = True
         self._loader_fault = False
         self._first_step_seen = False
-        self._notes_fd = -1
-
-    def now_s(self) -> float:
-        """Seconds on the run's clock; since boot outside of `everstep run`."""
-        zero_ns = self.paths.clock_zero_ns if self.paths else 0
-        return (time.monotonic_ns() - zero_ns) / 1e9
 
     def enter(self, phase: Phase) -> None:
         if self._page:
@@ -73,10 +61,10 @@ class Observer:
         self._page.finish_step(self._page.step + 1 if step is None else step)
         if not self._first_step_seen:
             self._first_step_seen = True
-            self.part("first_step")
-        self.obey_orders()
+            self.notes.part("first_step")
+        self._obey_orders()
 
-    def obey_orders(self) -> None:
+    def _obey_orders(self) -> None:
         if self._page is not None and (kind := self._page.new_order()) is not None:
             if kind is FaultKind.LOADER and not self._counts_optimizer_steps:
                 self._loader_fault = True  # `attach` owns the loader and gets stuck in it
@@ -98,34 +86,6 @@ class Observer:
         if self._loader_fault:
             self._loader_fault = False
             faults.cause(FaultKind.LOADER)
-
-    def part(self, name: str) -> None:
-        """A part of the start is done: `imported`, `group_ready`, `attached`, `restored`, `first_step`."""
-        if self.paths:
-            now_s = self.now_s()
-            started_s = (self.paths.started_ns - self.paths.clock_zero_ns) / 1e9
-            self.note(
-                WorkerReady(
-                    at_s=now_s,
-                    attempt=Attempt(self.paths.attempt),
-                    rank=Rank(self.paths.rank),
-                    part=name,
-                    after_s=now_s - started_s,
-                )
-            )
-
-    def note(self, event: Event) -> None:
-        """Hand an event to the agent, by way of a file that outlives this process."""
-        if not self.paths or not self.paths.notes:
-            return
-        line = type(event).__name__.encode() + b" " + to_json(event) + b"\n"
-        try:
-            if self._notes_fd < 0:
-                self._notes_fd = os.open(self.paths.notes, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            os.write(self._notes_fd, line)
-        except OSError as error:
-            _log.warning("everstep cannot write its notes (%s); the ledger will lack them", error.strerror)
-            self.paths = None
 
 
 _current: Observer | None = None

@@ -42,7 +42,7 @@ def observe() -> Observer:
         _keep_alive.append(stacks)
     if importlib.util.find_spec("torch") is not None:
         _observe_torch(observer, paths)
-    observer.part("imported")
+    observer.notes.part("imported")
     return observer
 
 

@@ -36,7 +36,7 @@ _PRELOADS = (
     "torch.nn.parallel",
     "torch.utils.data",
     "everstep.worker.script",
-    "everstep.worker.attach",
+    "everstep.worker.attachment",
 )
 _MESSAGE_BYTES = 1 << 20
 _DESCRIPTOR_COUNT = 64

@@ -1,0 +1,1 @@
+"""Real jobs: real processes, real signals, real files."""

@@ -1,0 +1,1 @@
+"""Seeds times invariants: the real loops and policy in a simulated world."""
