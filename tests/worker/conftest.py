@@ -80,6 +80,9 @@ class Lab:
     def refusals(self, name: str) -> list[str]:
         return [body["reason"] for kind, body in self.notes(name) if kind == "CheckpointRefused"]
 
+    def failed_saves(self, name: str) -> list[str]:
+        return [body["reason"] for kind, body in self.notes(name) if kind == "CheckpointFailed"]
+
     def restored_step(self, name: str) -> int | None:
         return next((body["step"] for kind, body in self.notes(name) if kind == "CheckpointRestored"), None)
 

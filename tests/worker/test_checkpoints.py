@@ -139,7 +139,7 @@ def test_a_full_disk_does_not_stop_training(kind: str, rank: int, lab: Any) -> N
     assert list(lab.directory.iterdir()) == []
     assert lab.errors("full").count("training goes on") == 1
     assert "the final state, step 6, is on no disk" in lab.errors("full")
-    assert [f"rank-0000{rank}.pt: File too large" in reason for reason in lab.refusals("full")] == [True] * 3
+    assert [f"rank-0000{rank}.pt: File too large" in reason for reason in lab.failed_saves("full")] == [True] * 3
 
 
 def test_another_number_of_ranks_is_refused_with_what_to_do(lab: Any) -> None:

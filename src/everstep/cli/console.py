@@ -6,6 +6,7 @@ from collections.abc import Callable
 from everstep.domain.commands import Command, DismissSuspicion, FinishJob, RecordVerdict, StartWorkers
 from everstep.domain.errors import ExitCode
 from everstep.domain.events import (
+    CheckpointFailed,
     CheckpointRefused,
     CheckpointRestored,
     Event,
@@ -60,6 +61,8 @@ class RunConsole:
                 self._verdict(body)
             case CheckpointRefused():
                 self._say(f"checkpoint {body.path} is not used: {body.reason}", "bad")
+            case CheckpointFailed():
+                self._say(f"the save of step {body.step} failed and training goes on: {body.reason}", "bad")
             case FinishJob():
                 self._end(body)
             case _ if not self._quiet:

@@ -161,6 +161,16 @@ class CheckpointRefused:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointFailed:
+    """A save did not work out; training goes on, and older checkpoints are untouched."""
+
+    at_s: float
+    attempt: Attempt
+    step: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExited:
     """A worker process ended.
 
@@ -295,6 +305,7 @@ Event = (
     | CheckpointSaved
     | CheckpointRestored
     | CheckpointRefused
+    | CheckpointFailed
     | WorkerExited
     | StoreLost
     | StallSuspected

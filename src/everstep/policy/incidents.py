@@ -18,6 +18,7 @@ from everstep.domain.commands import (
     StopWorkers,
 )
 from everstep.domain.events import (
+    CheckpointFailed,
     CheckpointRefused,
     CheckpointRestored,
     Event,
@@ -416,6 +417,8 @@ def _sentence(body: Event | Command) -> str:
             return f"restored step {body.step} from {body.path} in {body.duration_s:.1f} s"
         case CheckpointRefused():
             return f"checkpoint {body.path} was refused: {body.reason}"
+        case CheckpointFailed():
+            return f"the save of step {body.step} failed: {body.reason}"
         case FinishJob():
             return f"the job ended: {body.summary}"
         case _:

@@ -25,6 +25,7 @@ from everstep.domain.commands import (
 )
 from everstep.domain.errors import ExitCode
 from everstep.domain.events import (
+    CheckpointFailed,
     CheckpointRefused,
     CheckpointRestored,
     CheckpointSaved,
@@ -170,7 +171,7 @@ class Job:
                 return ()
             case StepsFinished():
                 return self._take_steps(event)
-            case WorkerReady() | CheckpointSaved() | CheckpointRestored() | CheckpointRefused():
+            case WorkerReady() | CheckpointSaved() | CheckpointRestored() | CheckpointRefused() | CheckpointFailed():
                 return ()
             case WorkerExited():
                 return self._take_exit(event)

@@ -19,7 +19,7 @@ import msgspec
 import torch
 
 from everstep.domain.errors import ConfigError, EvidenceError
-from everstep.domain.events import CheckpointRefused, CheckpointRestored, CheckpointSaved
+from everstep.domain.events import CheckpointFailed, CheckpointRefused, CheckpointRestored, CheckpointSaved
 from everstep.domain.ids import Attempt
 from everstep.domain.phases import Phase
 from everstep.worker import checkpoint_manifest as manifests
@@ -339,10 +339,10 @@ class Checkpoints:
                 )
             )
             return
-        reason = f"the save of step {step} failed, {saved.error}; training goes on, older checkpoints are untouched"
-        self._observer.notes.write(CheckpointRefused(at_s=now_s, attempt=attempt, path=path, reason=reason))
+        self._observer.notes.write(CheckpointFailed(at_s=now_s, attempt=attempt, step=step, reason=saved.error))
         if not self._failure_told:
             self._failure_told = True
+            reason = f"the save of step {step} failed, {saved.error}; training goes on, older checkpoints are untouched"
             _log.warning("everstep: %s", reason)
 
     def _note_restored(self, step: int, duration_s: float) -> None:
