@@ -33,7 +33,7 @@ from everstep.policy.recovery import RecoveryConfig
 from everstep.policy.stall import StallConfig
 from everstep.views.report import RunFold, RunReport
 
-DEFAULT_MINUTES = 1.25
+DEFAULT_MINUTES = 1.0
 DEFAULT_WORKERS = 4
 DEFAULT_SEED = 41
 """Llama 3's counts make two of three faults a dead GPU; with this seed the default demo shows six of the nine kinds."""
@@ -142,7 +142,7 @@ def plan_demo(args: argparse.Namespace) -> DemoPlan:
         raise ConfigError("the demo trains with PyTorch, which is not installed here: pip install 'everstep[torch]'")
     choice = FaultChoice.parse(args.faults)
     if not 0 < args.minutes <= 24 * 60:
-        raise ConfigError(f"--minutes {args.minutes:g}: write a number above 0 and up to {24 * 60}, such as 1.25")
+        raise ConfigError(f"--minutes {args.minutes:g}: write a number above 0 and up to {24 * 60}, such as 1.5")
     if args.workers < 2:
         raise ConfigError(
             f"--workers {args.workers}: the demo is about ranks that wait for each other; write 2 or more"

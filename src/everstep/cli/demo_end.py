@@ -121,7 +121,7 @@ def _outlook(end: DemoEnd) -> list[str]:
     estimate = percent(lost_s / _LLAMA3_S_PER_FAULT)
     return [
         f"A fault came every {duration(every_s)} here, every {duration(_LLAMA3_S_PER_FAULT)} in Llama 3's training.",
-        f"At that rate {duration(lost_s)} lost to each would be {estimate} of the time (an estimate, for a small model).",
+        f"At that rate {duration(lost_s)} lost to each would be {estimate} of the time (estimated for a small model).",
     ]
 
 

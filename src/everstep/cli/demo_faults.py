@@ -14,8 +14,8 @@ from everstep.domain.errors import ConfigError
 from everstep.domain.faults import PlannedFault
 from everstep.domain.ids import Rank
 
-TRAINING_S_PER_FAULT = 9.0
-"""About three times what a recovery takes on two cores, so that most of the time is still training."""
+TRAINING_S_PER_FAULT = 7.5
+"""About twice what a fault costs on two cores with the steps done again, so that most of the time is still training."""
 FIRST_STEP = 25
 """A hang is found by a deadline that is learned from the first 20 steps."""
 GAP_STEPS_MIN = 15
