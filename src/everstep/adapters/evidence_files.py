@@ -6,7 +6,7 @@ Each source has its own deadline, and what did not answer is itself evidence. Kn
 import hashlib
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from everstep.adapters.clock import MonotonicClock
@@ -15,7 +15,6 @@ from everstep.adapters.roster import Roster, Worker
 from everstep.adapters.stacks import dump_stacks, main_thread
 from everstep.adapters.worker_server import Answer, ask, group_counts
 from everstep.domain.codec import to_json
-from everstep.domain.errors import WorldError
 from everstep.domain.evidence import EvidenceFile, GroupCounts, ProcessState, RankSummary
 from everstep.domain.ids import Attempt, HostId, IncidentId
 
@@ -53,30 +52,25 @@ class EvidenceFiles:
     def collect(
         self, *, attempt: Attempt, incident: IncidentId, snapshot: int
     ) -> tuple[Sequence[RankSummary], Sequence[EvidenceFile]]:
-        """See `ports.Evidence`.
-
-        Raises:
-            WorldError: the evidence can't be written.
-        """
+        """See `ports.Evidence`."""
         workers = list(self._roster.workers.values())
         stats = {worker.pid: _stat(worker) for worker in workers}
         able = [w for w in workers if stats[w.pid].state in (ProcessState.RUNNING, ProcessState.SLEEPING)]
         with ThreadPoolExecutor(min(_ASKERS_MAX, len(able) + 1), "everstep-evidence") as pool:
             stacks = pool.submit(dump_stacks, {w.pid: w.stacks for w in able if w.page.observed()}, timeout_s=_STACKS_S)
             answers = dict(zip((w.pid for w in able), pool.map(_ask_all, able), strict=True))
+        texts = stacks.result()
+        summaries = [self._summary(w, stats[w.pid], answers.get(w.pid), texts.get(w.pid, "")) for w in workers]
         files: list[EvidenceFile] = []
-        summaries = []
         folder = self._folder / incident
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for worker in workers:
-                text = stacks.result().get(worker.pid, "")
-                summary = self._summary(worker, stats[worker.pid], answers.get(worker.pid), text)
-                summaries.append(summary)
-                files += self._write(folder, worker, snapshot, answers.get(worker.pid), text)
+                files += self._write(folder, worker, snapshot, answers.get(worker.pid), texts.get(worker.pid, ""))
             files.append(self._write_one(folder / f"snapshot-{snapshot}.json", to_json(summaries)))
-        except OSError as error:
-            raise WorldError(f"cannot write evidence in {folder}: {error.strerror}") from error
+        except OSError as error:  # a full disk must not cost the job its recovery; the summaries are in the ledger
+            missing = f"files could not be written: {error.strerror}"
+            summaries = [replace(summary, missing=(*summary.missing, missing)) for summary in summaries]
         return summaries, files
 
     def _summary(self, worker: Worker, stat: ProcessStat, answers: _Answers | None, stack: str) -> RankSummary:

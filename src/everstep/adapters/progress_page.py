@@ -92,6 +92,11 @@ class PageWriter:
             self._phase = Phase.TRAINING
         self._write(is_step=True, marked=True)
 
+    def start_at(self, step: int) -> None:
+        """The script resumes after `step` steps, so the next one is `step + 1`."""
+        self._step = step
+        self._write(is_step=False, marked=False)
+
     def enter(self, phase: Phase) -> None:
         if phase is not self._phase:
             self._phase = phase

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from everstep.domain.errors import ConfigError
+from everstep.domain.errors import ConfigError, WorldError
 
 _LAST_BYTES = 8192
 _PIECE_BYTES = 1 << 16
@@ -122,7 +122,7 @@ class WorkerLogs:
         """Make the attempt's files: rank → descriptors of its stdout and stderr, which the caller closes.
 
         Raises:
-            ConfigError: the folder can't be written.
+            WorldError: the folder can't be written any more.
         """
         self.finish()
         folder = self._folder / f"attempt-{attempt:04d}"
@@ -139,7 +139,7 @@ class WorkerLogs:
             for pair in descriptors.values():
                 for descriptor in pair:
                     os.close(descriptor)
-            raise ConfigError(
+            raise WorldError(
                 f"cannot write logs in {folder} ({error.strerror}); free some space or give another --log-dir"
             ) from error
         return descriptors

@@ -46,11 +46,12 @@ class HostJoined:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLost:
-    """An agent is gone, or ended with an error of its own."""
+    """An agent is gone, or ended with an error of its own. `defect` means that the error is everstep's."""
 
     at_s: float
     host: HostId
     reason: str
+    defect: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -112,10 +112,12 @@ def _killed(end: WorkerExited, exits: Sequence[WorkerExited]) -> Blame:
 def _script_error(end: WorkerExited, exits: Sequence[WorkerExited]) -> Blame:
     step = f"after step {end.step}" if end.step else "before its first step"
     cause = Cause(component="Software Bug", category="Dependency")
+    trouble = Trouble.SCRIPT_ERROR
     if end.error_type:
         what = f"{end.error_type}: {end.error_message}"[:_DETAIL_CHARACTERS_MAX].splitlines()[0]
         reason = f"rank {end.rank} on {end.host} raised {what} {step}, at {end.error_where}."
         if _DISK_FULL.search(what):
+            trouble = Trouble.DISK_FULL
             cause = Cause(component="Disk Full", category="Host")
             reason += " The disk is full: free some space, or write to another with --log-dir and --run-dir."
     else:
@@ -123,7 +125,7 @@ def _script_error(end: WorkerExited, exits: Sequence[WorkerExited]) -> Blame:
         reason = f"rank {end.rank} on {end.host} ended with exit code {end.exit_code} {step}."
     return Blame(
         verdict=Verdict(
-            trouble=Trouble.SCRIPT_ERROR,
+            trouble=trouble,
             ranks=(end.rank,),
             hosts=(end.host,),
             reason=reason,
@@ -165,7 +167,7 @@ def _only_victims(end: WorkerExited, exits: Sequence[WorkerExited], *, world_siz
         reason += ", and no rank shows a failure of its own."
     return Blame(
         verdict=Verdict(
-            trouble=Trouble.UNKNOWN,
+            trouble=Trouble.LOST_CONNECTION,
             ranks=(),
             hosts=(),
             reason=reason,

@@ -18,6 +18,7 @@ from everstep.policy.wording import fold_ranks, name_ranks, own_line
 
 _SPINNING_SHARE = 0.5
 _WAITING_FILES = ("torch/distributed/",)
+_NAMED_MAX = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +26,12 @@ class HangFinding:
     """Attributes:
     excuse: the phase that a culprit seems to be in without having said so, such as a checkpoint seen on its stack:
         a reason to wait as long as that phase may last. None when there is none.
+    stopped: the kernel itself says that the culprit does not run: no pause on purpose looks like that.
     """
 
     verdict: Verdict
     excuse: Phase | None = None
+    stopped: bool = False
 
 
 def locate_hang(first: Sequence[RankSummary], second: Sequence[RankSummary], *, apart_s: float) -> HangFinding:
@@ -45,6 +48,7 @@ def locate_hang(first: Sequence[RankSummary], second: Sequence[RankSummary], *, 
     return (
         _dead(now)
         or _frozen(before, now)
+        or _busy_alone(now)
         or _holding_the_gil(before, now)
         or _never_entered(before, now, apart_s=apart_s)
         or _inside(now)
@@ -89,6 +93,7 @@ def _finding(
     cause: Cause,
     evidence: tuple[str, ...] = (),
     excuse: Phase | None = None,
+    stopped: bool = False,
 ) -> HangFinding:
     """Put a verdict together. `what` completes the sentence `rank 2 on host h …`."""
     ranks = tuple(sorted(summary.rank for summary in culprits))
@@ -108,6 +113,7 @@ def _finding(
             signature=f"hang {trouble} {line.file + ':' + line.function if line else ''} {fold_ranks(ranks)}".strip(),
         ),
         excuse=excuse,
+        stopped=stopped,
     )
 
 
@@ -127,9 +133,11 @@ def _waits(summary: RankSummary) -> bool:
 
 
 def _dead(now: dict[Rank, RankSummary]) -> HangFinding | None:
+    """Ranks that ended in the middle; ranks that ended well only when somebody still waits for them."""
     gone = [summary for summary in now.values() if summary.process is ProcessState.GONE]
-    left = [summary for summary in gone if summary.phase is not Phase.ENDING or summary.exit_code != 0]
-    culprits = left or gone
+    culprits = [summary for summary in gone if summary.phase is not Phase.ENDING or summary.exit_code != 0]
+    if not culprits and any(_waits(summary) for summary in now.values() if summary.process is not ProcessState.GONE):
+        culprits = gone
     if not culprits:
         return None
     codes = ", ".join(str(summary.exit_code) for summary in culprits)
@@ -152,6 +160,7 @@ def _frozen(before: dict[Rank, RankSummary], now: dict[Rank, RankSummary]) -> Ha
             what=f"is frozen since step {stopped[0].step}: stopped by a signal, "
             f"silent for {stopped[0].silence_s:.1f} s",
             evidence=("the kernel reports state T (stopped)",),
+            stopped=True,
             cause=Cause(component="Frozen Process", category="Host"),
         )
     blocked = [s for s in now.values() if s.process is ProcessState.BLOCKED and _was(before, s, ProcessState.BLOCKED)]
@@ -184,6 +193,30 @@ def _was(before: dict[Rank, RankSummary], summary: RankSummary, state: ProcessSt
 def _never_answered(before: dict[Rank, RankSummary], summary: RankSummary) -> bool:
     old = before.get(summary.rank)
     return old is not None and old.answers is False and not old.stack
+
+
+def _busy_alone(now: dict[Rank, RankSummary]) -> HangFinding | None:
+    """Nobody waits for anybody: every living rank is at work outside of collectives, as in an evaluation or at the end.
+
+    Only ranks whose recorder or stack was seen can be said not to wait; one that shows neither leaves it open.
+    """
+    living = [summary for summary in now.values() if summary.process is not ProcessState.GONE]
+    if any(_waits(summary) or not (summary.groups or summary.stack) for summary in living):
+        return None
+    ended = len(living) < len(now)
+    lines = ", ".join(f"rank {s.rank} at {line}" for s in living[:_NAMED_MAX] if (line := own_line(s.stack)))
+    return HangFinding(
+        verdict=Verdict(
+            trouble=Trouble.UNKNOWN,
+            ranks=(),
+            hosts=(),
+            reason=f"{name_ranks([s.rank for s in living])} have made no step for {living[0].silence_s:.1f} s, "
+            f"and nobody waits in a collective: {lines or 'no line of Python is known'}.",
+            cause=Cause(component="Unknown", category="Unknown"),
+            signature="hang busy",
+        ),
+        excuse=Phase.ENDING if ended else Phase.EVALUATING,
+    )
 
 
 def _holding_the_gil(before: dict[Rank, RankSummary], now: dict[Rank, RankSummary]) -> HangFinding | None:
@@ -261,8 +294,6 @@ def _absent(now: dict[Rank, RankSummary]) -> tuple[list[RankSummary], str]:
     steps = {summary.step for summary in now.values()}
     if len(steps) > 1:
         return [summary for summary in now.values() if summary.step == min(steps)], "no recorder: it is a step behind"
-    if len(now) == 1:
-        return list(now.values()), "the only rank of the job"
     return [], ""
 
 

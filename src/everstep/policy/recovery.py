@@ -54,6 +54,7 @@ from everstep.domain.ids import Attempt, HostId, IncidentId, Rank
 from everstep.domain.verdicts import Trouble, Verdict
 from everstep.policy.blame import Blame, blame
 from everstep.policy.inquiry import Inquiry, InquiryConfig
+from everstep.policy.patience import Patience
 from everstep.policy.restarts import Decision, RestartBudget, RestartConfig
 
 
@@ -64,7 +65,7 @@ class RecoveryConfig:
     stop_grace_s: the same when the job is ended from outside.
     settle_s: how long to wait for a better suspect when only victims have ended.
     slow_factor: a dismissed suspicion stretches the deadline by this.
-    unsure_s: a silence that nobody can be blamed for is borne this long, and an excused one `excused_s`.
+    unsure_s, excused_s, ending_s: see `patience.Patience`.
     steps_before_fault: timed faults wait until an attempt has finished so many steps.
     """
 
@@ -74,6 +75,7 @@ class RecoveryConfig:
     slow_factor: float = 2.0
     unsure_s: float = 15.0
     excused_s: float = 300.0
+    ending_s: float = 1800.0
     steps_before_fault: int = 8
     restarts: RestartConfig = field(default_factory=RestartConfig)
     inquiry: InquiryConfig = field(default_factory=InquiryConfig)
@@ -104,6 +106,7 @@ class Job:
         self._config = config
         self._state = _State.WAITING
         self._budget = RestartBudget(config.restarts)
+        self._patience = Patience(unsure_s=config.unsure_s, excused_s=config.excused_s, ending_s=config.ending_s)
         self._host_count = 0
         self._world_size = 0
         self._hosts: dict[HostId, int] = {}
@@ -237,6 +240,8 @@ class Job:
     def _lose(self, event: HostLost) -> tuple[Command, ...]:
         self._hosts.pop(event.host, None)
         decision = Decision(rung=Rung.GIVE_BACK, exit_code=ExitCode.RETRY_ELSEWHERE, why="too few hosts are left")
+        if event.defect:
+            decision = Decision(rung=Rung.ASK_A_PERSON, exit_code=ExitCode.INTERNAL, why="please report this")
         self._ending = _Ending(decision=decision, summary=f"host {event.host} is lost: {event.reason}")
         if self._state in (_State.WAITING, _State.PAUSING) or not self._hosts:
             return self._finish(event.at_s)
@@ -258,6 +263,7 @@ class Job:
         self._steps_in_attempt += len(event.ended_at_s)
         self._best_step = max(self._best_step, event.last_step)
         self._budget.saw_step(event.last_step)
+        self._patience.saw_step(event.ended_at_s[0])
         return ()
 
     def _tick(self, at_s: float) -> tuple[Command, ...]:
@@ -363,14 +369,14 @@ class Job:
         assert self._inquiry is not None
         finding = self._inquiry.finding()
         verdict = finding.verdict
-        silence_s = at_s - min(suspicion.since_s for suspicion in self._suspected.values())
+        since_s = min(suspicion.since_s for suspicion in self._suspected.values())
         if verdict.trouble is Trouble.SLOW:
             return self._dismiss(at_s, verdict.reason, factor=self._config.slow_factor)
-        if finding.excuse is not None and silence_s < self._config.excused_s:
-            reason = f"{verdict.reason} Its stack speaks of {finding.excuse.name.lower()}, so it gets more time."
+        borne_s = self._patience.with_finding(finding, repeats=self._budget.repeats(verdict))
+        if at_s - since_s < borne_s:
+            self._patience.bear(verdict.signature, since_s)
+            reason = f"{verdict.reason} This is borne for up to {borne_s:.0f} s."
             return self._dismiss(at_s, reason, factor=self._config.slow_factor)
-        if not verdict.ranks and silence_s < self._config.unsure_s:
-            return self._dismiss(at_s, verdict.reason, factor=self._config.slow_factor)
         return self._fail(verdict, at_s, kill_ranks=verdict.ranks, detail=verdict.where)
 
     def _fail_simply(
@@ -394,7 +400,8 @@ class Job:
         planned: bool = False,
         detail: str = "",
     ) -> tuple[Command, ...]:
-        decision = self._budget.decide(verdict, planned=planned, at_s=at_s)
+        self._patience.forget_borne()
+        decision = self._budget.decide(verdict, planned=planned, at_s=at_s, steps=self._steps_in_attempt)
         self._ending = _Ending(decision=decision, summary=f"{verdict.reason} {decision.why}".strip(), detail=detail)
         record = RecordVerdict(
             at_s=at_s,

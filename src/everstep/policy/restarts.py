@@ -11,6 +11,19 @@ from everstep.domain.commands import Rung
 from everstep.domain.errors import ExitCode
 from everstep.domain.verdicts import Trouble, Verdict
 
+_SAME_PLACE_STEPS = 3
+_OWN_FAULTS = (Trouble.SCRIPT_ERROR, Trouble.DISK_FULL)
+_EXIT_CODES = {
+    Trouble.SCRIPT_ERROR: ExitCode.SCRIPT_BUG,
+    Trouble.DISK_FULL: ExitCode.RETRY_HERE,
+    Trouble.LOST_CONNECTION: ExitCode.RETRY_HERE,
+    Trouble.STORE_LOST: ExitCode.RETRY_HERE,
+    Trouble.START_FAILED: ExitCode.RETRY_HERE,
+    Trouble.DEAD: ExitCode.RETRY_ELSEWHERE,
+    Trouble.HOST_LOST: ExitCode.RETRY_ELSEWHERE,
+}
+"""How a job ends when the same failure keeps coming; the others are hangs."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestartConfig:
@@ -21,6 +34,8 @@ class RestartConfig:
         identical_script_errors_max: the same error this often without progress in between is the script's bug.
         identical_failures_max: the same for deaths and hangs, which a host may cause.
         storm_count_max, storm_window_s: more restarts than this within the window open the breaker.
+        fruitful_steps: an attempt of so many steps was worth it, whatever their numbers: a script that loads its
+            own checkpoint counts from 1 again. Not so when it fails as before at the same count.
         backoff_s: waits before the second, third, … restart without progress; the first comes at once.
     """
 
@@ -29,6 +44,7 @@ class RestartConfig:
     identical_failures_max: int = 4
     storm_count_max: int = 30
     storm_window_s: float = 300.0
+    fruitful_steps: int = 20
     backoff_s: tuple[float, ...] = (0.0, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0)
 
     def __post_init__(self) -> None:
@@ -63,6 +79,7 @@ class RestartBudget:
         self._best_step = 0
         self._fruitless = 0
         self._repeats: dict[str, int] = {}
+        self._failed_at: dict[str, int] = {}
         self._times: deque[float] = deque()
 
     @property
@@ -76,14 +93,25 @@ class RestartBudget:
             self._fruitless = 0
             self._repeats.clear()
 
-    def decide(self, verdict: Verdict, *, planned: bool, at_s: float) -> Decision:
-        """The next rung after a failure."""
-        self._repeats[verdict.signature] = repeats = self._repeats.get(verdict.signature, 0) + 1
+    def repeats(self, verdict: Verdict) -> int:
+        """How often this failure has come without a new step in between."""
+        return self._repeats.get(verdict.signature, 0)
+
+    def decide(self, verdict: Verdict, *, planned: bool, at_s: float, steps: int = 0) -> Decision:
+        """The next rung after a failure.
+
+        Args:
+            planned: ordered from outside, so no repeat of anything.
+            steps: how many steps the failed attempt has finished.
+        """
+        self._count(verdict, steps)
+        repeats = self._repeats[verdict.signature]
         config = self._config
-        if verdict.trouble is Trouble.SCRIPT_ERROR and repeats >= config.identical_script_errors_max:
-            return _stop(ExitCode.SCRIPT_BUG, f"the same error came {repeats} times without a new step in between")
-        if not planned and repeats >= config.identical_failures_max:
-            return self._elsewhere(verdict, repeats)
+        own_fault = verdict.trouble in _OWN_FAULTS
+        limit = config.identical_script_errors_max if own_fault else config.identical_failures_max
+        if repeats >= limit and not planned:
+            why = f"the same failure came {repeats} times without a new step in between"
+            return _stop(_EXIT_CODES.get(verdict.trouble, ExitCode.HANG_UNRESOLVED), why)
         if config.restart_count_max is not None and self._restarts >= config.restart_count_max:
             return self._spent(verdict)
         while self._times and self._times[0] < at_s - config.storm_window_s:
@@ -102,11 +130,15 @@ class RestartBudget:
             why=f"restart {self._restarts}: all workers start again from the newest complete checkpoint",
         )
 
-    def _elsewhere(self, verdict: Verdict, repeats: int) -> Decision:
-        why = f"the same failure came {repeats} times without a new step in between"
-        if verdict.trouble in (Trouble.FROZEN, Trouble.NEVER_ENTERED, Trouble.INSIDE_OP, Trouble.UNKNOWN):
-            return _stop(ExitCode.HANG_UNRESOLVED, why)
-        return Decision(rung=Rung.GIVE_BACK, exit_code=ExitCode.RETRY_ELSEWHERE, why=f"{why}; try other hosts")
+    def _count(self, verdict: Verdict, steps: int) -> None:
+        signature = verdict.signature
+        elsewhere = abs(steps - self._failed_at.get(signature, -_SAME_PLACE_STEPS)) >= _SAME_PLACE_STEPS
+        self._failed_at[signature] = steps
+        if steps >= self._config.fruitful_steps:
+            self._fruitless = 0
+            if elsewhere and verdict.trouble not in _OWN_FAULTS:
+                self._repeats.pop(signature, None)
+        self._repeats[signature] = self._repeats.get(signature, 0) + 1
 
     def _spent(self, verdict: Verdict) -> Decision:
         limit = self._config.restart_count_max
@@ -116,4 +148,5 @@ class RestartBudget:
 
 
 def _stop(code: ExitCode, why: str) -> Decision:
-    return Decision(rung=Rung.ASK_A_PERSON, exit_code=code, why=why)
+    rung = Rung.GIVE_BACK if code in (ExitCode.RETRY_HERE, ExitCode.RETRY_ELSEWHERE) else Rung.ASK_A_PERSON
+    return Decision(rung=rung, exit_code=code, why=why)

@@ -94,8 +94,8 @@ class StallWatch:
             return Deadline(
                 allowed_s=config.unlearned_s, learned_from=f"only {len(self._steps)} of {config.learn_from} steps seen"
             )
-        # the top one in a hundred is left out: one unannounced checkpoint must not blind us for the next 200 steps
-        slow_s = sorted(self._steps)[-1 - len(self._steps) // 100]
+        # the longest one in a hundred is left out: an unannounced checkpoint must not blind us for the next 200 steps
+        slow_s = sorted(self._steps)[-1 - max(1, len(self._steps) // 100)]
         if slow_s * config.factor <= config.floor_s:
             return Deadline(allowed_s=config.floor_s, learned_from=f"the floor; steps take up to {slow_s:.3f} s")
         return Deadline(
@@ -107,7 +107,7 @@ class StallWatch:
         config = self._config
         longest_s = self._longest.get(self._phase)
         name = self._phase.name.lower()
-        if longest_s is None or self._phase in (Phase.STARTING, Phase.WARMING_UP, Phase.UNOBSERVED, Phase.ENDING):
+        if longest_s is None or self._phase in (Phase.UNOBSERVED, Phase.ENDING):
             return Deadline(allowed_s=config.unlearned_s, learned_from=f"the allowance for {name}")
         allowed_s = max(config.special_floor_s, config.special_factor * longest_s)
         return Deadline(allowed_s=allowed_s, learned_from=f"the longest {name} so far took {longest_s:.1f} s")

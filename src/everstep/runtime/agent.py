@@ -3,6 +3,7 @@
 It decides nothing but when a silence is worth an inquiry (`policy.stall`), and meets the world through `ports` alone.
 """
 
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -103,10 +104,9 @@ class Agent:
                 if not self._over:
                     self._workers.wait(self._config.poll_s if self._running else self._config.report_s)
         except Exception as error:  # outermost frame
-            reason = str(error) if isinstance(error, EverstepError) else f"{type(error).__name__}: {error}"
-            self._channel.send(HostLost(at_s=self._clock.now_s(), host=self._config.host, reason=reason))
-            if not isinstance(error, EverstepError):
-                raise
+            defect = not isinstance(error, EverstepError)
+            reason = "".join(traceback.format_exception(error)) if defect else str(error)
+            self._channel.send(HostLost(at_s=self._clock.now_s(), host=self._config.host, reason=reason, defect=defect))
 
     def report_for_duty(self) -> None:
         config = self._config

@@ -7,7 +7,7 @@ if TYPE_CHECKING:
     from everstep.worker.attachment import Run as Run
     from everstep.worker.attachment import attach as attach
 
-__all__ = ["Run", "attach", "phase", "step"]
+__all__ = ["Run", "attach", "phase", "start_at", "step"]
 
 _LAZY = ("Run", "attach")  # their module imports torch, and the start of a worker is timed
 
@@ -25,6 +25,22 @@ def step() -> None:
     from everstep.worker.observer import current
 
     current().finish_step()
+
+
+def start_at(step: int) -> None:
+    """Say that a script with checkpoints of its own resumes after `step` steps, so that the next one is `step + 1`.
+
+    Without it, the steps of every attempt count from 1 and are taken for replayed ones.
+
+    Raises:
+        ConfigError: a negative number.
+    """
+    from everstep.domain.errors import ConfigError
+    from everstep.worker.observer import current
+
+    if step < 0:
+        raise ConfigError(f"start_at({step}): a script resumes after 0 or more steps")
+    current().start_at(step)
 
 
 def phase(name: str) -> AbstractContextManager[None]:

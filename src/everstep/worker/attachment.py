@@ -65,7 +65,7 @@ def attach(
     ranks = Ranks()
     checkpoints = Checkpoints(_directory(directory, observer), ranks, observer, keep=keep)
     _attached = True
-    observer.leave_counting_to_attach()
+    observer.counted_by_attach = True
     observer.notes.part("attached")
     with observer.during(Phase.RESTORING):
         restored = checkpoints.restore()

@@ -27,7 +27,8 @@ class Observer:
         self.paths = paths
         self.notes = Notes(paths)
         self._page = PageWriter(Path(paths.page)) if paths and paths.page else None
-        self._counts_optimizer_steps = True
+        self.counted_by_attach = False
+        """Set by `attach`, whose loop then says when a step has ended; else every optimizer step is one."""
         self._loader_fault = False
         self._first_step_seen = False
 
@@ -66,20 +67,22 @@ class Observer:
 
     def _obey_orders(self) -> None:
         if self._page is not None and (kind := self._page.new_order()) is not None:
-            if kind is FaultKind.LOADER and not self._counts_optimizer_steps:
+            if kind is FaultKind.LOADER and self.counted_by_attach:
                 self._loader_fault = True  # `attach` owns the loader and gets stuck in it
             else:
                 faults.cause(kind)
 
+    def start_at(self, step: int) -> None:
+        """The script resumes after `step` steps; counting goes on from there."""
+        if self._page:
+            self._page.start_at(step)
+
     def optimizer_stepped(self) -> None:
         """Called by torch's global hook after every optimizer step."""
-        if self._counts_optimizer_steps:
-            self.finish_step()
-        else:
+        if self.counted_by_attach:
             self.beat()
-
-    def leave_counting_to_attach(self) -> None:
-        self._counts_optimizer_steps = False
+        else:
+            self.finish_step()
 
     def fetch_batch(self) -> None:
         """Called by `attach` before it asks the loader for a batch."""

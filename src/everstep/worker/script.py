@@ -105,8 +105,9 @@ def _leave_at_once(observer: Observer) -> NoReturn:
     """
     observer.enter(Phase.ENDING)
     atexit._run_exitfuncs()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):
+        sys.stdout.flush()
+        sys.stderr.flush()
     os._exit(1)
 
 
@@ -136,10 +137,16 @@ def _record(error: BaseException, paths: WorkerPaths | None) -> None:
     summary = traceback.TracebackException.from_exception(error)
     _drop_own_frames(summary)
     text = "".join(summary.format())
-    sys.stderr.write(text)
-    sys.stderr.flush()
-    if paths is None or not paths.error:
-        return
+    if paths is not None and paths.error:
+        _write_record(error, summary, text, at_ns=at_ns, file=paths.error)
+    with contextlib.suppress(OSError):  # the log's disk may be full, which may be the very error
+        sys.stderr.write(text)
+        sys.stderr.flush()
+
+
+def _write_record(
+    error: BaseException, summary: traceback.TracebackException, text: str, *, at_ns: int, file: str
+) -> None:
     record = {
         "type": type(error).__name__,
         "message": str(error),
@@ -148,8 +155,8 @@ def _record(error: BaseException, paths: WorkerPaths | None) -> None:
         "traceback": text,
     }
     with contextlib.suppress(OSError):  # the exit itself still tells; a full disk must not hide the user's own error
-        Path(f"{paths.error}.tmp").write_bytes(msgspec.json.encode(record))
-        Path(f"{paths.error}.tmp").rename(paths.error)
+        Path(f"{file}.tmp").write_bytes(msgspec.json.encode(record))
+        Path(f"{file}.tmp").rename(file)
 
 
 def _drop_own_frames(summary: traceback.TracebackException) -> None:
