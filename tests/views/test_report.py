@@ -138,7 +138,7 @@ def test_an_incident_shows_verdict_where_facts_recovery_evidence_and_timeline() 
         "  recovery: all are restarted",
     ]
     assert "  detect 250 ms · diagnose 250 ms · teardown 500 ms · wait 1.0 s · spawn 0 ms · first step 2.0 s" in lines
-    assert "  evidence: evidence/a0001-1/stacks.txt (1 kB)" in lines
+    assert "  evidence: evidence/a0001-1/ (1 file, 1 kB)" in lines
     assert lines[-1] == "       +3.75 s  step 9 is finished: the job has recovered"
 
 

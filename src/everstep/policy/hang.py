@@ -122,7 +122,8 @@ def _others(now: dict[Rank, RankSummary], ranks: tuple[Rank, ...]) -> str:
     if not waiting:
         return ""
     newest = next((group.newest for summary in waiting for group in summary.groups if group.newest), "")
-    return f"; {name_ranks([s.rank for s in waiting])} wait in {newest or 'a collective'}"
+    verb = "waits" if len(waiting) == 1 else "wait"
+    return f"; {name_ranks([s.rank for s in waiting])} {verb} in {newest or 'a collective'}"
 
 
 def _waits(summary: RankSummary) -> bool:

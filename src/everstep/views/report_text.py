@@ -6,6 +6,7 @@ It knows no terminal: no colour, no cursor, and no width but its own.
 from collections.abc import Iterable, Sequence
 
 from everstep.domain.causes import LLAMA3_DAYS, LLAMA3_GPU_COUNT, LLAMA3_UNEXPECTED_COUNT
+from everstep.domain.evidence import EvidenceFile
 from everstep.policy.accounting import Category, Part
 from everstep.policy.incidents import Incident, InterruptionRow, VerdictAccuracy
 from everstep.views.report import Report, RunReport
@@ -200,10 +201,21 @@ def incident_lines(incident: Incident, *, times: bool = True) -> list[str]:
         lines.append(f"  recovery: {incident.why}")
     if incident.parts:
         lines.append(f"  {parts_sentence(incident)}")
-    lines += [f"  evidence: {file.path} ({size(file.size_bytes)})" for file in incident.evidence_files]
+    lines += evidence_lines(incident.evidence_files)
     if times:
         lines += [f"  {offset(moment.at_s, incident):>12}  {moment.sentence}" for moment in incident.timeline]
     return lines
+
+
+def evidence_lines(files: tuple[EvidenceFile, ...]) -> list[str]:
+    """One line for each folder of evidence; `--json` lists the files."""
+    folders: dict[str, list[EvidenceFile]] = {}
+    for file in files:
+        folders.setdefault(file.path.rpartition("/")[0], []).append(file)
+    return [
+        f"  evidence: {folder}/ ({counted(len(held), 'file')}, {size(sum(file.size_bytes for file in held))})"
+        for folder, held in folders.items()
+    ]
 
 
 def incident_head(incident: Incident) -> str:

@@ -160,10 +160,11 @@ def _write_record(
 
 
 def _drop_own_frames(summary: traceback.TracebackException) -> None:
-    here = str(Path(__file__).parent)
+    """Leave out the frames between the interpreter's start and the script."""
+    own = {str(Path(__file__).with_name(name)) for name in ("script.py", "zygote.py", "__main__.py")}
     leading = 0
     for frame in summary.stack:
-        if not (frame.filename.startswith(here) or frame.filename.startswith("<frozen ")):
+        if not (frame.filename in own or frame.filename.startswith("<frozen ")):
             break
         leading += 1
     del summary.stack[:leading]
