@@ -183,6 +183,9 @@ class Job:
                 return self._fail_simply(Trouble.STORE_LOST, event.host, event.reason, cause, event.at_s)
             case StallSuspected():
                 return self._suspect(event)
+            case StallEnded() if self._inquiry is None:
+                self._suspected.pop(event.host, None)  # the other hosts are as silent as before
+                return ()
             case StallEnded():
                 return self._dismiss(event.at_s, "it moves again", factor=1.0)
             case EvidenceCollected():
@@ -230,6 +233,8 @@ class Job:
     def _resume(self, event: RunResumed) -> tuple[Command, ...]:
         self._state = _State.WAITING
         self._hosts.clear()
+        self._inquiry = None
+        self._suspected.clear()
         self._ending = None
         self._budget = RestartBudget(self._config.restarts)
         self._budget.saw_step(self._best_step)
@@ -239,10 +244,13 @@ class Job:
 
     def _lose(self, event: HostLost) -> tuple[Command, ...]:
         self._hosts.pop(event.host, None)
+        if self._state is _State.OVER:
+            return ()
         decision = Decision(rung=Rung.GIVE_BACK, exit_code=ExitCode.RETRY_ELSEWHERE, why="too few hosts are left")
         if event.defect:
             decision = Decision(rung=Rung.ASK_A_PERSON, exit_code=ExitCode.INTERNAL, why="please report this")
-        self._ending = _Ending(decision=decision, summary=f"host {event.host} is lost: {event.reason}")
+        if not self._end_is_decided:
+            self._ending = _Ending(decision=decision, summary=f"host {event.host} is lost: {event.reason}")
         if self._state in (_State.WAITING, _State.PAUSING) or not self._hosts:
             return self._finish(event.at_s)
         return self._stop_workers(event.at_s, kill_ranks=(), grace_s=self._config.grace_s)
@@ -251,6 +259,8 @@ class Job:
         if not event.final:
             cause = Cause(component="Start of Workers", category="Host")
             return self._fail_simply(Trouble.START_FAILED, event.host, event.reason, cause, event.at_s)
+        if self._state not in (_State.RUNNING, _State.JUDGING):
+            return ()  # another host has said so already
         decision = Decision(rung=Rung.ASK_A_PERSON, exit_code=ExitCode.USAGE, why="nothing was started")
         self._ending = _Ending(decision=decision, summary=event.reason)
         return self._stop_workers(event.at_s, kill_ranks=(), grace_s=0.0)
@@ -278,7 +288,9 @@ class Job:
     def _inject_timed_fault(self, at_s: float) -> tuple[Command, ...]:
         if self._state is not _State.RUNNING or self._steps_in_attempt < self._config.steps_before_fault:
             return ()
-        due = (f for f in self._faults.values() if f.after_s is not None and f.after_s <= at_s)
+        due = (
+            f for f in self._faults.values() if f.after_s is not None and f.after_s <= at_s and f.rank < self._world_size
+        )
         fault = min(due, key=lambda fault: fault.number, default=None)
         if fault is None:
             return ()
@@ -448,12 +460,21 @@ class Job:
         )
         return self._stop_workers(at_s, kill_ranks=(), grace_s=self._config.grace_s)
 
+    @property
+    def _end_is_decided(self) -> bool:
+        """Whether the job is on its way out for a reason that what happens meanwhile does not change."""
+        if self._state is not _State.STOPPING or self._ending is None:
+            return self._state is _State.OVER
+        return self._ending.decision.exit_code is not None
+
     def _stop_for_good(self, event: StopRequested) -> tuple[Command, ...]:
+        if self._end_is_decided:
+            return ()
         decision = Decision(rung=Rung.GIVE_BACK, exit_code=ExitCode.PREEMPTED, why="")
         self._ending = _Ending(decision=decision, summary=f"stopped by {event.by} after step {self._step}")
         if self._state in (_State.WAITING, _State.PAUSING):
             return self._finish(event.at_s)
-        if self._state in (_State.STOPPING, _State.OVER):
+        if self._state is _State.STOPPING:
             return ()
         return self._stop_workers(event.at_s, kill_ranks=(), grace_s=self._config.stop_grace_s)
 
