@@ -12,7 +12,7 @@ from everstep.domain.causes import Cause
 from everstep.domain.events import WorkerExited
 from everstep.domain.phases import Phase
 from everstep.domain.verdicts import Trouble, Verdict
-from everstep.policy.wording import fold_ranks, name_signal
+from everstep.policy.wording import name_ranks, name_signal
 
 _LOST_A_PEER = re.compile(
     r"Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe|connectFullMesh"
@@ -161,7 +161,7 @@ def _only_victims(end: WorkerExited, exits: Sequence[WorkerExited], *, world_siz
     reason = f"rank {end.rank} on {end.host} lost the connection to a peer after step {end.step}"
     if finished:
         reason += (
-            f"; {fold_ranks(finished)} had ended with exit code 0 by then, so the ranks disagree on how long to train."
+            f"; {name_ranks(finished)} had ended with exit code 0 by then, so the ranks disagree on how long to train."
         )
     else:
         reason += ", and no rank shows a failure of its own."
@@ -183,4 +183,4 @@ def _only_victims(end: WorkerExited, exits: Sequence[WorkerExited], *, world_siz
 
 def _victims(culprit: WorkerExited, exits: Sequence[WorkerExited]) -> tuple[str, ...]:
     victims = [end.rank for end in exits if end.rank != culprit.rank and end.exit_code != 0]
-    return (f"ranks {fold_ranks(victims)} ended after it, having lost a peer",) if victims else ()
+    return (f"{name_ranks(victims)} ended after it, having lost a peer",) if victims else ()

@@ -202,7 +202,7 @@ def _busy_alone(now: dict[Rank, RankSummary]) -> HangFinding | None:
     Only ranks whose recorder or stack was seen can be said not to wait; one that shows neither leaves it open.
     """
     living = [summary for summary in now.values() if summary.process is not ProcessState.GONE]
-    if any(_waits(summary) or not (summary.groups or summary.stack) for summary in living):
+    if not living or any(_waits(summary) or not (summary.groups or summary.stack) for summary in living):
         return None
     ended = len(living) < len(now)
     lines = ", ".join(f"rank {s.rank} at {line}" for s in living[:_NAMED_MAX] if (line := own_line(s.stack)))
@@ -270,7 +270,10 @@ def _never_entered(
 
 
 def _absent(now: dict[Rank, RankSummary]) -> tuple[list[RankSummary], str]:
-    """Ranks that are behind in a group in which others wait, or without a recorder: behind in steps, or not waiting."""
+    """Ranks that are behind in a group in which others wait, or without a recorder: behind in steps, or not waiting.
+
+    One that is behind but waits in another group is passed over: the one that it waits for is to be found there.
+    """
     frontier: dict[str, int] = {}
     for summary in now.values():
         for group in summary.groups:
@@ -281,7 +284,7 @@ def _absent(now: dict[Rank, RankSummary]) -> tuple[list[RankSummary], str]:
             summary
             for summary in now.values()
             for group in summary.groups
-            if group.group == name and group.enqueued < newest
+            if group.group == name and group.enqueued < newest and not _waits(summary)
         ]
         if behind:
             counts = ", ".join(f"rank {s.rank} {_enqueued(s, name)}" for s in behind)

@@ -289,7 +289,9 @@ class Job:
         if self._state is not _State.RUNNING or self._steps_in_attempt < self._config.steps_before_fault:
             return ()
         due = (
-            f for f in self._faults.values() if f.after_s is not None and f.after_s <= at_s and f.rank < self._world_size
+            f
+            for f in self._faults.values()
+            if f.after_s is not None and f.after_s <= at_s and f.rank < self._world_size
         )
         fault = min(due, key=lambda fault: fault.number, default=None)
         if fault is None:
