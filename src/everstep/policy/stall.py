@@ -66,8 +66,11 @@ class StallWatch:
         self._phase_since_s = at_s
 
     def finish_step(self, at_s: float) -> None:
-        """A step has ended. The first of an attempt teaches nothing, nor does one with a special phase in it."""
-        if self._last_step_at_s is not None:
+        """A step has ended. The first of an attempt teaches nothing, nor does one with a special phase in it.
+
+        Nor do steps told together, with one time for all: a rank that never steps held them back (`host_progress`).
+        """
+        if self._last_step_at_s is not None and at_s > self._last_step_at_s:
             self._steps.append(at_s - self._last_step_at_s)
         self._last_step_at_s = at_s
         self._patience = 1.0
