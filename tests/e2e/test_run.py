@@ -247,3 +247,21 @@ def test_shared_memory_is_private_and_gone_afterwards(tmp_path: Path) -> None:
     assert not any(folder.exists() for folder in new)
     end = [body for body in bodies(tmp_path) if isinstance(body, FinishJob)]
     assert end[0].exit_code is ExitCode.PREEMPTED
+
+
+def test_virtual_local_rank_gives_each_worker_one_device(tmp_path: Path) -> None:
+    script = tmp_path / "devices.py"
+    script.write_text('import os\nprint(os.environ["LOCAL_RANK"], os.environ["CUDA_VISIBLE_DEVICES"], flush=True)\n')
+    done = run(tmp_path / "run", "--nproc-per-node", "2", "--virtual-local-rank", str(script))
+    assert sorted(done.out.splitlines()) == ["0 0", "0 1"]
+
+
+def test_a_script_without_an_optimizer_counts_its_own_steps_from_where_it_resumes(tmp_path: Path) -> None:
+    script = tmp_path / "own.py"
+    script.write_text(
+        "import everstep.worker\neverstep.worker.start_at(500)\nfor _ in range(5):\n    everstep.worker.step()\n"
+    )
+    done = run(tmp_path / "run", "--nproc-per-node", "2", str(script))
+    assert done.code == ExitCode.DONE, done.err
+    steps = done.bodies(StepsFinished)
+    assert (steps[0].first_step, steps[-1].last_step) == (501, 505)

@@ -44,6 +44,7 @@ class LocalJob:
         address: MASTER_ADDR.
         environment: what every worker's environment starts from.
         restart_count_max: for TORCHELASTIC_MAX_RESTARTS only.
+        virtual_local_rank: every worker sees one device and has LOCAL_RANK 0, as with torchrun's flag.
     """
 
     run: str
@@ -54,6 +55,7 @@ class LocalJob:
     address: str
     rdzv_id: str
     restart_count_max: int
+    virtual_local_rank: bool = False
     environment: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
 
 
@@ -255,7 +257,12 @@ class LocalWorkers:
             rdzv_id=self._job.rdzv_id,
             error_file=f"{paths.error}.torch",
         )
-        return torchrun_environment(place) | paths.to_environment()
+        environment = torchrun_environment(place) | paths.to_environment()
+        if self._job.virtual_local_rank:
+            visible = self._job.environment.get("CUDA_VISIBLE_DEVICES", "")
+            devices = visible.split(",") if visible else [str(number) for number in range(share.count)]
+            environment |= {"LOCAL_RANK": "0", "CUDA_VISIBLE_DEVICES": devices[place.local_rank % len(devices)]}
+        return environment
 
     def _enrol(self, paths: WorkerPaths, pid: int) -> None:
         self._watch.add(pid)

@@ -145,6 +145,7 @@ def _make_workers(
         checkpoints=plan.run_dir.resolve() / "checkpoints",
         address=plan.address,
         rdzv_id=plan.rdzv_id or run,
+        virtual_local_rank=plan.virtual_local_rank,
         restart_count_max=plan.recovery.restarts.restart_count_max or 0,
         environment=environment,
     )

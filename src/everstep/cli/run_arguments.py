@@ -4,6 +4,7 @@ Knows no process: what can be checked without starting anything is checked here,
 """
 
 import argparse
+import importlib.util
 import os
 import re
 import secrets
@@ -23,6 +24,15 @@ from everstep.policy.restarts import RestartConfig
 from everstep.policy.stall import StallConfig
 
 WORKERS_PER_CPU_MAX = 64
+_MEANINGLESS = (
+    "--event-log-handler",
+    "--logs-specs",
+    "--numa-binding",
+    "--signals-to-handle",
+    "--duplicate-stdout-filters",
+    "--duplicate-stderr-filters",
+)
+"""torchrun's flags that take a value and have no meaning here."""
 EXAMPLES = """\
 examples:
   everstep run --standalone --nproc-per-node 8 train.py --lr 3e-4     as with torchrun
@@ -53,7 +63,8 @@ class RunPlan:
     rdzv_id: str
     standby: bool
     preload: tuple[str, ...]
-    faults: tuple[PlannedFault, ...]
+    virtual_local_rank: bool = False
+    faults: tuple[PlannedFault, ...] = ()
     recovery: RecoveryConfig
     stall: StallConfig
     report_s: float = 5.0
@@ -92,7 +103,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         type=float,
         default=1.5,
         metavar="S",
-        help="no silence in training shorter than this is ever suspicious (default: 1.5)",
+        help="no silence in training shorter than this is ever suspicious; inf looks for no hangs (default: 1.5)",
     )
     own.add_argument(
         "--inject",
@@ -154,6 +165,17 @@ def _add_torchrun_flags(parser: argparse.ArgumentParser) -> None:
         choices=("spawn", "fork", "forkserver"),
         help="accepted; workers are forks of a warm standby",
     )
+    add(
+        "--shutdown-timeout",
+        type=float,
+        default=30.0,
+        metavar="S",
+        help="seconds that workers get to obey SIGTERM when the job itself is stopped (default: 30)",
+    )
+    add("--virtual-local-rank", action="store_true", help="LOCAL_RANK 0 for all, and one visible device each")
+    for name in _MEANINGLESS:
+        add(name, default=None, metavar="X", help="accepted")
+    add("--run-path", action="store_true", help="accepted")
     add("--role", default="default", metavar="NAME", help="accepted")
     add("--module", "-m", action="store_true", help="the script is a module, as in python -m")
     add("--no-python", action="store_true", help="run the command as it is, without Python and without an observer")
@@ -182,8 +204,10 @@ def plan_run(args: argparse.Namespace) -> RunPlan:
     worker_count = _worker_count(args.nproc_per_node)
     program = _program(args)
     run_dir = Path(args.run_dir) if args.run_dir else _fresh_run_dir(args.program)
-    if args.grace < 0 or args.hang_floor <= 0:
-        raise ConfigError("--grace and --hang-floor are seconds, and --hang-floor is more than 0")
+    if args.grace < 0 or args.shutdown_timeout < 0 or not args.hang_floor > 0:
+        raise ConfigError(
+            "--grace, --shutdown-timeout and --hang-floor are seconds from 0, and --hang-floor is above 0"
+        )
     if args.max_restarts is not None and args.max_restarts < 0:
         raise ConfigError(f"--max-restarts {args.max_restarts} is below 0; leave it out to restart as long as it helps")
     return RunPlan(
@@ -200,11 +224,16 @@ def plan_run(args: argparse.Namespace) -> RunPlan:
         port=args.master_port,
         rdzv_id=args.rdzv_id,
         standby=not (args.no_standby or args.no_python),
-        preload=tuple(name for name in args.preload.split(",") if name),
+        preload=_preload(args.preload),
+        virtual_local_rank=args.virtual_local_rank,
         faults=tuple(
             parse_fault(text, number=number, world_size=worker_count) for number, text in enumerate(args.inject, 1)
         ),
-        recovery=RecoveryConfig(grace_s=args.grace, restarts=RestartConfig(restart_count_max=args.max_restarts)),
+        recovery=RecoveryConfig(
+            grace_s=args.grace,
+            stop_grace_s=args.shutdown_timeout,
+            restarts=RestartConfig(restart_count_max=args.max_restarts),
+        ),
         stall=StallConfig(floor_s=args.hang_floor),
         quiet=args.quiet,
         notices=_notices(args),
@@ -256,6 +285,14 @@ def _fresh_run_dir(program: str) -> Path:
     return Path("everstep-runs") / f"{name}-{datetime.now().astimezone():%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
+def _preload(text: str) -> tuple[str, ...]:
+    names = tuple(name for name in text.split(",") if name)
+    for name in names:
+        if importlib.util.find_spec(name.partition(".")[0]) is None:
+            raise ConfigError(f"--preload {name}: there is no such module in {sys.prefix}; install it or leave it out")
+    return names
+
+
 def _rank_filter(text: str) -> frozenset[int] | None:
     if not text:
         return None
@@ -271,6 +308,8 @@ def _notices(args: argparse.Namespace) -> tuple[str, ...]:
         notices.append("--monitor-interval has no meaning here: exits are seen at once")
     if args.start_method is not None:
         notices.append("--start-method has no meaning here: workers are forks of a warm standby, or cold interpreters")
+    given = (name for name in _MEANINGLESS if getattr(args, name[2:].replace("-", "_")) is not None)
+    notices += [f"{name} has no meaning here" for name in given]
     if args.rdzv_backend not in ("c10d", "static") or args.rdzv_endpoint or args.rdzv_conf or args.local_addr:
         notices.append("--rdzv-backend, -endpoint, -conf and --local-addr have no meaning on one host")
     if args.no_python:
