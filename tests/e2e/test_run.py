@@ -80,6 +80,17 @@ def test_a_cold_start_works_without_a_standby(tmp_path: Path) -> None:
     assert not done.bodies(WorkersStarted)[0].warm
 
 
+def test_a_preload_that_makes_forks_unsafe_leads_to_a_cold_start(tmp_path: Path) -> None:
+    (tmp_path / "starts_a_thread.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    done = run(
+        tmp_path / "run", "--preload", "starts_a_thread", "--nproc-per-node", "2", DDP, "5", PYTHONPATH=str(tmp_path)
+    )
+    assert done.code == ExitCode.DONE, done.err
+    assert not done.bodies(WorkersStarted)[0].warm
+
+
 def test_output_goes_where_redirects_tee_and_filter_say(tmp_path: Path) -> None:
     script = tmp_path / "say.py"
     script.write_text('"""Says one line."""\nimport os\nprint("hello from", os.environ["RANK"])\n')

@@ -201,7 +201,7 @@ class LocalWorkers:
             return False
         self._standby.warm_up()
         try:
-            return self._standby.report().threads == 1
+            return not self._standby.report().hazard
         except WorldError:
             return False
 

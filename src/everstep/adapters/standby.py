@@ -49,10 +49,10 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StandbyReport:
-    """How the zygote came up: seconds of imports, threads it has, what could not be preloaded."""
+    """How the zygote came up: seconds of imports, why it cannot fork (empty: it can), what could not be preloaded."""
 
     took_s: float = 0.0
-    threads: int = 1
+    hazard: str = ""
     problems: tuple[str, ...] = ()
 
 
@@ -107,7 +107,7 @@ class Standby:
             return False
         if self._report is None and not select.select([self._line], [], [], 0)[0]:
             return False
-        return self.report().threads == 1
+        return not self.report().hazard
 
     def start(self, program: Program, orders: Sequence[ProcessOrder]) -> list[int]:
         """Fork one process for each order and give their pids.

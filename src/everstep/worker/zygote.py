@@ -4,13 +4,14 @@ A fork of it becomes rank r of attempt a in milliseconds, where a cold interpret
 (`import torch`, and again at the first optimizer, which pulls in torch._dynamo).
 
 The rules, measured in checkpointing.md section 5: one thread at every fork, no parallel region, no backward, no process
-group, no CUDA. The zygote counts its threads before each fork and refuses when there is more than one.
+group, no CUDA. The zygote checks itself before each fork and refuses when one is broken.
 
 Orders come as JSON datagrams on the socket given by number, with the worker's stdout and stderr as descriptors;
 the answer is the worker's pid. Each worker is orphaned on purpose: it becomes a child of the agent, which is a
 subreaper and so learns every exit status itself.
 """
 
+import contextlib
 import gc
 import importlib
 import io
@@ -22,6 +23,7 @@ import time
 import types
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -80,8 +82,15 @@ def _touch_optimizer() -> None:
         torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
 
 
-def thread_count() -> int:
-    return len(os.listdir("/proc/self/task"))
+def fork_hazard() -> str:
+    """Why this process must not fork now; empty when it may."""
+    if (threads := len(os.listdir("/proc/self/task"))) > 1:
+        return f"it has {threads} threads"
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
+            if str(Path("/proc/self/fd", descriptor).readlink()).startswith("/dev/nvidia"):
+                return "an import has touched CUDA"
+    return ""
 
 
 def main(arguments: list[str]) -> int:
@@ -90,13 +99,14 @@ def main(arguments: list[str]) -> int:
     line = socket.socket(fileno=int(arguments[0]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's affair
     started_s = time.monotonic()
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking whether there is a GPU must not start CUDA
     problems = preload([*_PRELOADS, *arguments[1:]])
     _touch_optimizer()
     gc.collect()
     gc.freeze()
     os.waitpid(_fork_nothing(), 0)  # a BLAS thread pool ends at the first fork; count after it
     line.send(
-        msgspec.json.encode({"threads": thread_count(), "took_s": time.monotonic() - started_s, "problems": problems})
+        msgspec.json.encode({"hazard": fork_hazard(), "took_s": time.monotonic() - started_s, "problems": problems})
     )
     order = _serve(line)
     if order is None:
@@ -118,8 +128,8 @@ def _serve(line: socket.socket) -> ForkOrder | None:
         if not message:
             return None
         orders = msgspec.json.decode(message, type=list[ForkOrder])
-        if (threads := thread_count()) > 1:
-            line.send(msgspec.json.encode({"error": f"the standby has {threads} threads and cannot fork safely"}))
+        if hazard := fork_hazard():
+            line.send(msgspec.json.encode({"error": f"the standby cannot fork safely: {hazard}"}))
         else:
             order = _fork(line, orders, descriptors)
             if order is not None:
