@@ -146,6 +146,17 @@ class _State:
     loss: float
     mark_count: int
 
+    def completed(self, step: int, phase: int, changed_ns: int, mark_count: int) -> "_State":
+        """This state, as far as a torn later one tells of more. All torn numbers are too small, none is too large."""
+        return _State(
+            max(self.step, step),
+            phase or self.phase,
+            self.observed,
+            max(self.changed_ns, changed_ns),
+            self.loss,
+            max(self.mark_count, mark_count),
+        )
+
 
 class PageReader:
     """The agent's side of one page.
@@ -170,6 +181,8 @@ class PageReader:
         self._to_run_s = to_run_s
         self._marks_read = 0
         self._orders = 0
+        self._last = _State(0, Phase.UNOBSERVED, False, 0, _NO_LOSS, 0)
+        self._last = self._state()
 
     def observed(self) -> bool:
         """Whether the worker's observer has opened the page."""
@@ -207,15 +220,19 @@ class PageReader:
         )
 
     def _state(self) -> _State:
-        # A writer that died or froze between the two sequence numbers leaves a page odd for ever: take it as it stands.
+        # A writer that died or froze between the two sequence numbers leaves a page odd for ever, and one that lost its
+        # CPU there for a while: struct zeroes the state before it fills it, so what was known before still counts.
         attempts_left = _READ_ATTEMPTS
         while True:
             attempts_left -= 1
             before = _SEQUENCE.unpack_from(self._memory, _SEQUENCE_AT)[0]
             step, phase, flags, changed_ns, _, loss, marks = _STATE.unpack_from(self._memory, _STATE_AT)
             whole = before % 2 == 0 and before == _SEQUENCE.unpack_from(self._memory, _SEQUENCE_AT)[0]
-            if whole or not attempts_left:
-                return _State(step, phase, bool(flags & 1), changed_ns, loss, marks)
+            if whole:
+                self._last = _State(step, phase, bool(flags & 1), changed_ns, loss, marks)
+                return self._last
+            if not attempts_left:
+                return self._last.completed(step, phase, changed_ns, marks)
 
     def _new_marks(self, mark_count: int) -> Sequence[Mark]:
         first = max(self._marks_read, mark_count - MARK_COUNT + 1)
