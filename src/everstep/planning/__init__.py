@@ -1,0 +1,1 @@
+"""Arithmetic for large runs: how often they fail, what is left of their time, what they need."""
