@@ -89,6 +89,15 @@ def test_an_attempt_that_did_many_steps_was_worth_it_unless_it_failed_as_before_
     assert decide(same_place, steps=51).exit_code is ExitCode.RETRY_ELSEWHERE
 
 
+def test_a_worthwhile_attempt_that_failed_otherwise_forgives_what_was_before() -> None:
+    budget = RestartBudget(RestartConfig(identical_failures_max=2, fruitful_steps=20))
+    for signature in "abababab":
+        assert decide(budget, failure(signature=signature), steps=50).exit_code is None
+    assert budget.repeats(failure(signature="a"), steps=50) == 0
+    assert budget.repeats(failure(signature="b"), steps=50) == 1
+    assert budget.repeats(failure(signature="b"), steps=90) == 0
+
+
 def test_a_limit_of_restarts_counts_all_of_them_whatever_the_progress() -> None:
     budget = RestartBudget(RestartConfig(restart_count_max=2))
     for step in (10, 20):

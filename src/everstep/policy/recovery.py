@@ -386,7 +386,9 @@ class Job:
         since_s = min(suspicion.since_s for suspicion in self._suspected.values())
         if verdict.trouble is Trouble.SLOW:
             return self._dismiss(at_s, verdict.reason, factor=self._config.slow_factor)
-        borne_s = self._patience.with_finding(finding, repeats=self._budget.repeats(verdict))
+        borne_s = self._patience.with_finding(
+            finding, repeats=self._budget.repeats(verdict, steps=self._steps_in_attempt)
+        )
         if at_s - since_s < borne_s:
             self._patience.bear(verdict.signature, since_s)
             reason = f"{verdict.reason} This is borne for up to {borne_s:.0f} s."

@@ -78,7 +78,8 @@ class RestartBudget:
         self._restarts = 0
         self._best_step = 0
         self._fruitless = 0
-        self._repeats: dict[str, int] = {}
+        self._bugs: dict[str, int] = {}  # signature -> how often without a new step; forgiven by progress alone
+        self._repeats: dict[str, int] = {}  # the same for deaths and hangs; forgiven by a worthwhile attempt as well
         self._failed_at: dict[str, int] = {}
         self._times: deque[float] = deque()
 
@@ -91,11 +92,12 @@ class RestartBudget:
         if step > self._best_step:
             self._best_step = step
             self._fruitless = 0
+            self._bugs.clear()
             self._repeats.clear()
 
-    def repeats(self, verdict: Verdict) -> int:
-        """How often this failure has come without a new step in between."""
-        return self._repeats.get(verdict.signature, 0)
+    def repeats(self, verdict: Verdict, *, steps: int) -> int:
+        """How often this failure has come before without progress in between, had the attempt failed after `steps`."""
+        return self._forgiving(verdict.signature, steps).get(verdict.signature, 0)
 
     def decide(self, verdict: Verdict, *, planned: bool, at_s: float, steps: int = 0) -> Decision:
         """The next rung after a failure.
@@ -104,10 +106,9 @@ class RestartBudget:
             planned: ordered from outside, so no repeat of anything.
             steps: how many steps the failed attempt has finished.
         """
-        self._count(verdict, steps)
-        repeats = self._repeats[verdict.signature]
         config = self._config
         own_fault = verdict.trouble in _OWN_FAULTS
+        repeats = self._count(verdict, steps)
         limit = config.identical_script_errors_max if own_fault else config.identical_failures_max
         if repeats >= limit and not planned:
             why = f"the same failure came {repeats} times without a new step in between"
@@ -130,15 +131,25 @@ class RestartBudget:
             why=f"restart {self._restarts}: all workers start again from the newest complete checkpoint",
         )
 
-    def _count(self, verdict: Verdict, steps: int) -> None:
+    def _count(self, verdict: Verdict, steps: int) -> int:
         signature = verdict.signature
-        elsewhere = abs(steps - self._failed_at.get(signature, -_SAME_PLACE_STEPS)) >= _SAME_PLACE_STEPS
+        self._repeats = self._forgiving(signature, steps)
         self._failed_at[signature] = steps
         if steps >= self._config.fruitful_steps:
             self._fruitless = 0
-            if elsewhere and verdict.trouble not in _OWN_FAULTS:
-                self._repeats.pop(signature, None)
-        self._repeats[signature] = self._repeats.get(signature, 0) + 1
+        counts = self._bugs if verdict.trouble in _OWN_FAULTS else self._repeats
+        counts[signature] = counts.get(signature, 0) + 1
+        return counts[signature]
+
+    def _forgiving(self, signature: str, steps: int) -> dict[str, int]:
+        """The repeats that still count when an attempt fails in this way after `steps` steps.
+
+        A worthwhile attempt forgives them all but its own failure, when that came at the same count as before.
+        """
+        if steps < self._config.fruitful_steps:
+            return self._repeats
+        same_place = abs(steps - self._failed_at.get(signature, -_SAME_PLACE_STEPS)) < _SAME_PLACE_STEPS
+        return {signature: self._repeats[signature]} if same_place and signature in self._repeats else {}
 
     def _spent(self, verdict: Verdict) -> Decision:
         limit = self._config.restart_count_max
