@@ -113,6 +113,16 @@ class InjectFault:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReplaceHost:
+    """From the next attempt on, `spare` is used in the place of `host`: rung 3. Comes before that StartWorkers."""
+
+    at_s: float
+    attempt: Attempt
+    host: HostId
+    spare: HostId
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FinishJob:
     """The job is over. `summary` is the sentence shown last; `detail` the failing rank's own traceback or log."""
 
@@ -123,6 +133,15 @@ class FinishJob:
     detail: str = ""
 
 
-Command = StartWorkers | CollectEvidence | RecordVerdict | DismissSuspicion | StopWorkers | InjectFault | FinishJob
+Command = (
+    StartWorkers
+    | CollectEvidence
+    | RecordVerdict
+    | DismissSuspicion
+    | StopWorkers
+    | InjectFault
+    | ReplaceHost
+    | FinishJob
+)
 HostCommand = StartWorkers | CollectEvidence | DismissSuspicion | StopWorkers | InjectFault
 """Commands that an agent carries out; the others are done by being in the ledger."""

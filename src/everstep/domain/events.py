@@ -36,17 +36,26 @@ class RunResumed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostJoined:
-    """An agent reported for duty with places for `worker_count` workers."""
+    """An agent reported for duty with places for `worker_count` workers.
+
+    Attributes:
+        members: the hosts that this agent speaks for, with equal parts of the places; empty: itself alone. An agent may
+            join again with more members, which were repaired.
+    """
 
     at_s: float
     host: HostId
     worker_count: int
     address: str
+    members: tuple[HostId, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostLost:
-    """An agent is gone, or ended with an error of its own. `defect` means that the error is everstep's."""
+    """An agent is gone, or ended with an error of its own. `defect` means that the error is everstep's.
+
+    `host` may also be a member of an agent that is still there.
+    """
 
     at_s: float
     host: HostId

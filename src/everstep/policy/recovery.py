@@ -19,6 +19,7 @@ from everstep.domain.commands import (
     HostShare,
     InjectFault,
     RecordVerdict,
+    ReplaceHost,
     Rung,
     StartWorkers,
     StopWorkers,
@@ -56,6 +57,7 @@ from everstep.policy.blame import Blame, blame
 from everstep.policy.inquiry import Inquiry, InquiryConfig
 from everstep.policy.patience import Patience
 from everstep.policy.restarts import Decision, RestartBudget, RestartConfig
+from everstep.policy.spares import HostPool, SpareConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +81,7 @@ class RecoveryConfig:
     steps_before_fault: int = 8
     restarts: RestartConfig = field(default_factory=RestartConfig)
     inquiry: InquiryConfig = field(default_factory=InquiryConfig)
+    spares: SpareConfig = field(default_factory=SpareConfig)
 
 
 class _State(Enum):
@@ -107,9 +110,10 @@ class Job:
         self._state = _State.WAITING
         self._budget = RestartBudget(config.restarts)
         self._patience = Patience(unsure_s=config.unsure_s, excused_s=config.excused_s, ending_s=config.ending_s)
-        self._host_count = 0
         self._world_size = 0
-        self._hosts: dict[HostId, int] = {}
+        self._pool = HostPool(config.spares, need=0)
+        self._hosts: set[HostId] = set()
+        """The agents of the present attempt: all of them are asked, and waited for."""
         self._faults: dict[int, PlannedFault] = {}
         self._attempt = Attempt(0)
         self._shares: tuple[HostShare, ...] = ()
@@ -148,7 +152,8 @@ class Job:
         """Take one event, give the commands that follow from it."""
         match event:
             case RunStarted():
-                self._host_count, self._world_size = event.host_count, event.world_size
+                self._world_size = event.world_size
+                self._pool = HostPool(self._config.spares, need=event.host_count)
                 self._faults = {fault.number: fault for fault in event.faults}
                 return ()
             case RunResumed():
@@ -202,27 +207,33 @@ class Job:
     # --- membership and starts
 
     def _join(self, event: HostJoined) -> tuple[Command, ...]:
-        self._hosts[event.host] = event.worker_count
-        if self._state is _State.WAITING and len(self._hosts) == self._host_count:
-            return self._start(event.at_s)
-        return ()
+        self._pool.join(event.host, event.members or (event.host,), event.worker_count)
+        return self._start(event.at_s) if self._state is _State.WAITING else ()
 
     def _start(self, at_s: float) -> tuple[Command, ...]:
-        first, shares = 0, []
-        for host, count in sorted(self._hosts.items()):
-            shares.append(HostShare(host=host, first_rank=Rank(first), count=count))
-            first += count
-        self._shares = tuple(shares)
-        self._world_size = first
+        """Start an attempt, or wait for the hosts that it takes."""
+        if not self._pool.fill(at_s):
+            self._state = _State.WAITING
+            return ()
+        self._shares = self._pool.shares()
+        self._hosts = {share.host for share in self._shares}
+        self._world_size = sum(share.count for share in self._shares)
         self._attempt = Attempt(self._attempt + 1)
         self._state = _State.RUNNING
         self._reset_attempt(at_s)
+        replaced = tuple(
+            ReplaceHost(at_s=at_s, attempt=self._attempt, host=one.host, spare=one.spare)
+            for one in self._pool.replacements
+        )
+        if replaced and self._rung is Rung.RESTART_ALL:
+            self._rung = Rung.EXCLUDE_HOST
         return (
+            *replaced,
             StartWorkers(
                 at_s=at_s,
                 attempt=self._attempt,
                 shares=self._shares,
-                world_size=first,
+                world_size=self._world_size,
                 restart_count=self._attempt - 1,
                 faults=tuple(fault for fault in self._faults.values() if fault.step is not None),
                 rung=self._rung,
@@ -233,6 +244,7 @@ class Job:
     def _resume(self, event: RunResumed) -> tuple[Command, ...]:
         self._state = _State.WAITING
         self._hosts.clear()
+        self._pool.clear()
         self._inquiry = None
         self._suspected.clear()
         self._ending = None
@@ -243,9 +255,12 @@ class Job:
         return ()
 
     def _lose(self, event: HostLost) -> tuple[Command, ...]:
-        self._hosts.pop(event.host, None)
+        self._hosts.discard(event.host)
+        was_in_use = self._pool.lose(event.host)
         if self._state is _State.OVER:
             return ()
+        if not event.defect and (self._pool.is_enough or self._config.spares.waits_for_hosts):
+            return self._go_on_without(event, was_in_use=was_in_use)
         decision = Decision(rung=Rung.GIVE_BACK, exit_code=ExitCode.RETRY_ELSEWHERE, why="too few hosts are left")
         if event.defect:
             decision = Decision(rung=Rung.ASK_A_PERSON, exit_code=ExitCode.INTERNAL, why="please report this")
@@ -254,6 +269,15 @@ class Job:
         if self._state in (_State.WAITING, _State.PAUSING) or not self._hosts:
             return self._finish(event.at_s)
         return self._stop_workers(event.at_s, kill_ranks=(), grace_s=self._config.grace_s)
+
+    def _go_on_without(self, event: HostLost, *, was_in_use: bool) -> tuple[Command, ...]:
+        """A host is lost, and spares are there or will come."""
+        if self._state is _State.STOPPING:
+            return self._when_all_have_stopped(event.at_s)
+        if not was_in_use:
+            return ()
+        cause = Cause(component="Lost Host", category="Host")
+        return self._fail_simply(Trouble.HOST_LOST, event.host, event.reason, cause, event.at_s)
 
     def _start_failed(self, event: StartFailed) -> tuple[Command, ...]:
         if not event.final:
@@ -418,6 +442,8 @@ class Job:
     ) -> tuple[Command, ...]:
         self._patience.forget_borne()
         decision = self._budget.decide(verdict, planned=planned, at_s=at_s, steps=self._steps_in_attempt)
+        if not planned:
+            decision = self._exclude_suspect(verdict, decision, at_s)
         self._ending = _Ending(decision=decision, summary=f"{verdict.reason} {decision.why}".strip(), detail=detail)
         record = RecordVerdict(
             at_s=at_s,
@@ -430,6 +456,22 @@ class Job:
             planned=planned,
         )
         return (record, *self._stop_workers(at_s, kill_ranks=kill_ranks, grace_s=self._config.grace_s))
+
+    def _exclude_suspect(self, verdict: Verdict, decision: Decision, at_s: float) -> Decision:
+        """Rung 3, when one host fails again and again, or would end the job, and a better one is idle."""
+        if len(verdict.hosts) != 1 or verdict.trouble in (Trouble.SCRIPT_ERROR, Trouble.DISK_FULL):
+            return decision
+        host = verdict.hosts[0]
+        failures = self._pool.failed(host, at_s)
+        gives_up = decision.exit_code is ExitCode.RETRY_ELSEWHERE
+        if decision.exit_code is not None and not gives_up:
+            return decision
+        if not (gives_up or self._pool.is_lemon(host, at_s)) or not self._pool.exclude(host, at_s):
+            return decision
+        times = "once" if failures == 1 else f"{failures} times"
+        days = self._config.spares.lemon_window_s / 86_400
+        why = f"{host} has failed {times} within {days:.0f} days: a spare takes its place"
+        return Decision(rung=Rung.EXCLUDE_HOST, delay_s=decision.delay_s, why=why)
 
     # --- ends
 
@@ -444,16 +486,19 @@ class Job:
 
     def _take_stopped(self, event: WorkersStopped) -> tuple[Command, ...]:
         self._stopped.add(event.host)
-        if self._state is not _State.STOPPING or not self._stopped >= self._hosts.keys():
+        return self._when_all_have_stopped(event.at_s) if self._state is _State.STOPPING else ()
+
+    def _when_all_have_stopped(self, at_s: float) -> tuple[Command, ...]:
+        if not self._stopped >= self._hosts:
             return ()
         assert self._ending is not None
         decision = self._ending.decision
         if decision.exit_code is not None:
-            return self._finish(event.at_s)
+            return self._finish(at_s)
         self._state = _State.PAUSING
-        self._start_at_s = event.at_s + decision.delay_s
+        self._start_at_s = at_s + decision.delay_s
         self._rung, self._why = decision.rung, decision.why
-        return self._start(event.at_s) if decision.delay_s == 0 else ()
+        return self._start(at_s) if decision.delay_s == 0 else ()
 
     def _done(self, at_s: float) -> tuple[Command, ...]:
         decision = Decision(rung=Rung.RESTART_ALL, exit_code=ExitCode.DONE, why="")

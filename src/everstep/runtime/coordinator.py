@@ -6,7 +6,7 @@ It knows the order of these four things and nothing else; what to do is `policy.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from everstep.domain.commands import Command, FinishJob, RecordVerdict, StartWorkers
+from everstep.domain.commands import Command, FinishJob, RecordVerdict, ReplaceHost, StartWorkers
 from everstep.domain.events import Event, Ticked
 from everstep.policy.recovery import Job
 from everstep.ports import Clock, CoordinatorChannel, Ledger
@@ -74,8 +74,8 @@ class Coordinator:
             match command:
                 case FinishJob():
                     return command
-                case RecordVerdict():
-                    continue  # being in the ledger is all it wants
+                case RecordVerdict() | ReplaceHost():
+                    continue  # being in the ledger is all they want
                 case StartWorkers():
                     for share in command.shares:
                         self._channel.send(command, host=share.host)
