@@ -140,6 +140,27 @@ def negative_binomial_quantile(mean: float, variance_ratio: float, probability: 
     return _quantile(log_mass, step, mean, mean * variance_ratio, probability)
 
 
+def negative_binomial_cdf(count: int, mean: float, variance_ratio: float) -> float:
+    """P(X ≤ count); variance = `variance_ratio` × mean, and a ratio ≤ 1 is Poisson."""
+    if count < 0:
+        return 0.0
+    if mean <= 0:
+        return 1.0
+    if variance_ratio <= 1.0 + 1e-9:
+        return poisson_cdf(count, mean)
+    size, fail = mean / (variance_ratio - 1.0), 1.0 - 1.0 / variance_ratio
+    ways = math.lgamma(count + size) - math.lgamma(size) - math.lgamma(count + 1.0)
+    mass = math.exp(ways + size * math.log1p(-fail) + count * math.log(fail))
+    if count >= mean:
+        return 1.0 - _upper_tail(mass, count, lambda k: (k + size - 1.0) / k * fail)
+    total, k = mass, count
+    while k > 0 and mass > total * 1e-15:
+        mass *= k / ((k + size - 1.0) * fail)
+        k -= 1
+        total += mass
+    return total
+
+
 def burst_quantile(mean: float, burst_mean: float, probability: float) -> int:
     """The same for bursts: Poisson many, each of a geometric number of hosts with mean `burst_mean` ≥ 1 (Pólya–Aeppli).
 
