@@ -25,8 +25,8 @@ class Operation:
     Attributes:
         seq: its number in the group.
         kind: `all_reduce`, `broadcast`, …, without the library's name.
-        signature: equal on all ranks when the operation matches: kind, reduce op, root, sizes and dtypes as text, sizes left
-            out where they may differ between ranks (all_to_all and its like).
+        signature: equal on all ranks when the operation matches: kind, reduce op, root, sizes and dtypes as
+            text, sizes left out where they may differ between ranks (all_to_all and its like).
         state: how far it came.
         stack: identity of the Python stack it was called from, innermost lines joined; empty when unknown.
         order: place in this rank's program, over all groups.
@@ -49,9 +49,12 @@ class GroupTrace:
     Attributes:
         name, description: as PyTorch calls it.
         members: identity of the ordered member list (a hash), the same on every rank that agrees about it.
-        enqueued, started, completed: newest sequence numbers; `started` equals `completed` when the recorder cannot tell.
-        tail: the operations from `completed` on, and a few before, oldest first.
+        enqueued, started, completed: newest sequence numbers of collectives; `started` equals `completed` when
+            the recorder cannot tell.
+        tail: the operations from `completed` on, and a few before, oldest first, without gaps in `seq`.
         created: this group's place among the groups that this rank created; 0 when unknown.
+        counted: False when the numbers are PyTorch's `pg_status` alone, which may count point-to-point operations
+            too and so can't be compared with other ranks' where there are any.
     """
 
     name: str
@@ -62,6 +65,7 @@ class GroupTrace:
     completed: int
     tail: tuple[Operation, ...] = ()
     created: int = 0
+    counted: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +76,9 @@ class ChannelTrace:
         peer: the peer as global rank.
         sends: True for send, False for receive.
         posted, started, done: operations so far.
-        order: place in the rank's program of the oldest one that is not done; -1 when all are.
+        order: place in the rank's program of the oldest one that is not done, the same for all members of a
+            batch; -1 when all are done.
+        whole: the counts start with the group. False when older ones were lost: then only `posted - done` counts.
     """
 
     group: str
@@ -84,6 +90,7 @@ class ChannelTrace:
     order: int = -1
     stack: str = ""
     at_ns: int = 0
+    whole: bool = False
 
 
 class HostState(StrEnum):
@@ -107,7 +114,8 @@ class RankTrace:
     Attributes:
         groups, channels: its traffic.
         host_state: the host thread, when something outside of the recorder tells.
-        blocked_order: program order of the operation it is blocked in: the oldest that is not done; -1 when there is none.
+        blocked_order: program order of the operation it is blocked in: the oldest that is not done, or what the
+            host waits for where that is recorded; -1 when there is none.
         stack: the host's Python stack, innermost first, one `file:line in function` each; empty when unknown.
         exit_code: how it ended; None while it lives or when unknown.
         last_ns: wall time of its newest entry by its own clock; 0 when it has none.
