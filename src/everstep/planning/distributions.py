@@ -6,11 +6,13 @@ they cost a few standard deviations of terms and not the whole mean.
 
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from statistics import NormalDist
 
 _TERMS_MAX = 100_000
 _EPSILON = 1e-15
 _TINY = 1e-300
+_NORMAL = NormalDist()
 
 
 def gamma_cdf(shape: float, x: float) -> float:
@@ -57,7 +59,7 @@ def gamma_quantile(shape: float, probability: float) -> float:
     """x with P(shape, x) = probability, by bisection from Wilson and Hilferty's guess; for a scale of 1."""
     if probability <= 0:
         return 0.0
-    z = NormalDist().inv_cdf(probability)
+    z = _NORMAL.inv_cdf(probability)
     third = 1.0 - 1.0 / (9.0 * shape) + z / (3.0 * math.sqrt(shape))
     high = max(shape * third**3, 1e-12)
     low = high
@@ -87,14 +89,12 @@ def poisson_quantile(mean: float, probability: float) -> int:
     """The smallest count with P(X ≤ count) ≥ probability."""
     if mean <= 0:
         return 0
-
-    def step(k: int) -> float:
-        return mean / k
+    log_mean = math.log(mean)
 
     def log_mass(k: int) -> float:
-        return k * math.log(mean) - mean - math.lgamma(k + 1.0)
+        return k * log_mean - mean - math.lgamma(k + 1.0)
 
-    return _quantile(log_mass, step, mean, mean, probability)
+    return _quantile(_Walk(a=0.0, b=mean, log_mass=log_mass), mean, mean, probability)
 
 
 def binomial_quantile(trials: int, chance: float, probability: float) -> int:
@@ -105,9 +105,6 @@ def binomial_quantile(trials: int, chance: float, probability: float) -> int:
         return trials
     odds = chance / (1.0 - chance)
 
-    def step(k: int) -> float:
-        return (trials - k + 1) / k * odds
-
     def log_mass(k: int) -> float:
         if k > trials:
             return -math.inf
@@ -115,7 +112,8 @@ def binomial_quantile(trials: int, chance: float, probability: float) -> int:
         return ways + k * math.log(chance) + (trials - k) * math.log1p(-chance)
 
     mean = trials * chance
-    return min(trials, _quantile(log_mass, step, mean, mean * (1.0 - chance), probability))
+    walk = _Walk(a=-odds, b=(trials + 1.0) * odds, log_mass=log_mass)
+    return min(trials, _quantile(walk, mean, mean * (1.0 - chance), probability))
 
 
 def negative_binomial_quantile(mean: float, variance_ratio: float, probability: float) -> int:
@@ -127,17 +125,7 @@ def negative_binomial_quantile(mean: float, variance_ratio: float, probability: 
         return poisson_quantile(mean, probability)
     if mean <= 0:
         return 0
-    size = mean / (variance_ratio - 1.0)
-    fail = 1.0 - 1.0 / variance_ratio
-
-    def step(k: int) -> float:
-        return (k + size - 1.0) / k * fail
-
-    def log_mass(k: int) -> float:
-        ways = math.lgamma(k + size) - math.lgamma(size) - math.lgamma(k + 1.0)
-        return ways + size * math.log1p(-fail) + k * math.log(fail)
-
-    return _quantile(log_mass, step, mean, mean * variance_ratio, probability)
+    return _quantile(_negative_binomial_walk(mean, variance_ratio), mean, mean * variance_ratio, probability)
 
 
 def negative_binomial_cdf(count: int, mean: float, variance_ratio: float) -> float:
@@ -148,14 +136,13 @@ def negative_binomial_cdf(count: int, mean: float, variance_ratio: float) -> flo
         return 1.0
     if variance_ratio <= 1.0 + 1e-9:
         return poisson_cdf(count, mean)
-    size, fail = mean / (variance_ratio - 1.0), 1.0 - 1.0 / variance_ratio
-    ways = math.lgamma(count + size) - math.lgamma(size) - math.lgamma(count + 1.0)
-    mass = math.exp(ways + size * math.log1p(-fail) + count * math.log(fail))
+    walk = _negative_binomial_walk(mean, variance_ratio)
+    mass = math.exp(walk.log_mass(count))
     if count >= mean:
-        return 1.0 - _upper_tail(mass, count, lambda k: (k + size - 1.0) / k * fail)
+        return 1.0 - _upper_tail(mass, count, walk)
     total, k = mass, count
     while k > 0 and mass > total * 1e-15:
-        mass *= k / ((k + size - 1.0) * fail)
+        mass /= walk.a + walk.b / k
         k -= 1
         total += mass
     return total
@@ -184,44 +171,58 @@ def burst_quantile(mean: float, burst_mean: float, probability: float) -> int:
     return k
 
 
-def _quantile(
-    log_mass: Callable[[int], float],
-    step: Callable[[int], float],
-    mean: float,
-    variance: float,
-    probability: float,
-) -> int:
-    """Walk from a normal guess to the smallest k whose upper tail is at most 1 − probability.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Walk:
+    """A distribution of Panjer's class: P(X = k) ÷ P(X = k − 1) is a + b/k.
 
-    Args:
-        log_mass: the logarithm of P(X = k).
-        step: P(X = k) ÷ P(X = k − 1) for k ≥ 1.
+    Attributes:
+        log_mass: the logarithm of P(X = k), to start a walk from anywhere.
     """
+
+    a: float
+    b: float
+    log_mass: Callable[[int], float]
+
+
+def _negative_binomial_walk(mean: float, variance_ratio: float) -> _Walk:
+    size, fail = mean / (variance_ratio - 1.0), 1.0 - 1.0 / variance_ratio
+
+    def log_mass(k: int) -> float:
+        ways = math.lgamma(k + size) - math.lgamma(size) - math.lgamma(k + 1.0)
+        return ways + size * math.log1p(-fail) + k * math.log(fail)
+
+    return _Walk(a=fail, b=(size - 1.0) * fail, log_mass=log_mass)
+
+
+def _quantile(walk: _Walk, mean: float, variance: float, probability: float) -> int:
+    """Walk from a normal guess to the smallest k whose upper tail is at most 1 − probability."""
     allowed = (1.0 - probability) * (1.0 + 1e-12)
-    k = max(0, int(mean + NormalDist().inv_cdf(min(max(probability, 1e-12), 1.0 - 1e-12)) * math.sqrt(variance)))
-    mass = math.exp(log_mass(k))
+    z = _NORMAL.inv_cdf(min(max(probability, 1e-12), 1.0 - 1e-12))
+    k = max(0, int(mean + z * math.sqrt(variance)))
+    mass = math.exp(walk.log_mass(k))
     if mass == 0.0 and k > mean:  # far out, where the guess is no use
         k = int(mean)
-        mass = math.exp(log_mass(k))
-    tail = _upper_tail(mass, k, step)
+        mass = math.exp(walk.log_mass(k))
+    tail = _upper_tail(mass, k, walk)
     while tail > allowed:
         k += 1
-        mass *= step(k)
+        mass *= walk.a + walk.b / k
         tail -= mass
     while k > 0 and tail + mass <= allowed:
         tail += mass
-        mass /= step(k)
+        mass /= walk.a + walk.b / k
         k -= 1
     return k
 
 
-def _upper_tail(mass: float, k: int, step: Callable[[int], float]) -> float:
+def _upper_tail(mass: float, k: int, walk: _Walk) -> float:
     """P(X > k) from P(X = k), summed until the terms no longer matter."""
+    a, b = walk.a, walk.b
     tail, term = 0.0, mass
     for i in range(k + 1, k + _TERMS_MAX):
-        ratio = step(i)
+        ratio = a + b / i
         term *= ratio
         tail += term
-        if ratio < 1.0 and term < tail * 1e-13 + 1e-18:
+        if term < 1e-16 + 1e-12 * tail and ratio < 1.0:
             break
     return tail

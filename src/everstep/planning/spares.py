@@ -6,7 +6,9 @@ hosts are down at once with the wanted probability.
 """
 
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
+from itertools import accumulate
 
 from everstep.planning.distributions import (
     binomial_quantile,
@@ -88,38 +90,45 @@ def lemon_spares(
     the higher mean until they are excluded (`Lemons.rate_factor`), and a chain of restarts on the same host.
     """
     lemon_count = round(host_count * lemons.host_share)
-    masses = [1.0]
-    for count, factor in ((lemon_count, lemons.lemon_factor), (host_count - lemon_count, lemons.rate_factor)):
-        away = hosts_down_mean(
-            host_count=1.0,
-            failures_per_1000_host_days=failures_per_1000_host_days * factor,
-            replacement_s=replacement_s,
-        )
-        masses = _convolved(masses, _binomial_masses(count, away / (1.0 + away)))
-    total = 0.0
-    for spares, mass in enumerate(masses):
-        total += mass
-        if total >= availability:
-            return spares
-    return len(masses)
+    rate = failures_per_1000_host_days
+    bad = _away_chance(rate * lemons.lemon_factor, replacement_s)
+    good = _away_chance(rate * lemons.rate_factor, replacement_s)
+    first, masses = _binomial_masses(lemon_count, bad)
+    other, others = _binomial_masses(host_count - lemon_count, good)
+    totals = [*accumulate(others)]
+
+    def covers(spares: int) -> bool:
+        """Whether P(lemons down + others down ≤ spares) is enough."""
+        total = 0.0
+        for down, mass in enumerate(masses, start=first):
+            left = spares - down - other
+            if left < 0:
+                break
+            total += mass * totals[min(left, len(totals) - 1)]
+        return total >= availability
+
+    return bisect_left(range(first + len(masses) + other + len(others)), True, key=covers)
 
 
-def _binomial_masses(trials: int, chance: float) -> list[float]:
-    """P(X = k) for k = 0 …, until the rest no longer matters."""
+def _away_chance(failures_per_1000_host_days: float, replacement_s: float) -> float:
+    away = hosts_down_mean(
+        host_count=1.0, failures_per_1000_host_days=failures_per_1000_host_days, replacement_s=replacement_s
+    )
+    return away / (1.0 + away)
+
+
+def _binomial_masses(trials: int, chance: float) -> tuple[int, list[float]]:
+    """The first k that matters, and P(X = k) from there on until the rest no longer does."""
     if trials == 0 or chance <= 0.0:
-        return [1.0]
-    reach = int(trials * chance + 7.0 * math.sqrt(trials * chance) + 12.0)
-    ways = math.lgamma(trials + 1.0)
+        return 0, [1.0]
+    mean = trials * chance
+    reach = 7.0 * math.sqrt(mean) + 12.0
+    first, last = max(0, int(mean - reach)), min(trials, int(mean + reach))
     yes, no = math.log(chance), math.log1p(-chance)
-    return [
-        math.exp(ways - math.lgamma(k + 1.0) - math.lgamma(trials - k + 1.0) + k * yes + (trials - k) * no)
-        for k in range(min(trials, reach) + 1)
-    ]
-
-
-def _convolved(first: list[float], second: list[float]) -> list[float]:
-    result = [0.0] * (len(first) + len(second) - 1)
-    for i, a in enumerate(first):
-        for j, b in enumerate(second):
-            result[i + j] += a * b
-    return result
+    ways = math.lgamma(trials + 1.0) - math.lgamma(first + 1.0) - math.lgamma(trials - first + 1.0)
+    mass, odds = math.exp(ways + first * yes + (trials - first) * no), chance / (1.0 - chance)
+    masses = [mass]
+    for k in range(first + 1, last + 1):
+        mass *= (trials - k + 1) / k * odds
+        masses.append(mass)
+    return first, masses
