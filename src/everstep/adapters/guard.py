@@ -16,6 +16,8 @@ from pathlib import Path
 from everstep.adapters.processes import kill_run
 from everstep.adapters.worker_environment import RUN_VARIABLE
 
+_NOT_FOR_THE_GUARD = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
 
 class Guard:
     """Starts the guard and keeps the pipe's writing end. `close` lets it sweep and end.
@@ -27,15 +29,19 @@ class Guard:
 
     def __init__(self, *, run: str, scratch: Path) -> None:
         read_end, self._write_end = os.pipe()
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, _NOT_FOR_THE_GUARD)  # inherited, until it ignores them
         environment = {name: value for name, value in os.environ.items() if name != RUN_VARIABLE}
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "everstep.adapters.guard", str(read_end), run, str(scratch)],
-            pass_fds=[read_end],
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        os.close(read_end)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "everstep.adapters.guard", str(read_end), run, str(scratch)],
+                pass_fds=[read_end],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+            os.close(read_end)
 
     @property
     def pid(self) -> int:
@@ -49,7 +55,7 @@ class Guard:
 
 def main(arguments: list[str]) -> int:
     """`guard FD RUN SCRATCH`: wait for the end of the run, then sweep."""
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    for number in _NOT_FOR_THE_GUARD:
         signal.signal(number, signal.SIG_IGN)
     pipe, run, scratch = int(arguments[0]), arguments[1], Path(arguments[2])
     while os.read(pipe, 1):

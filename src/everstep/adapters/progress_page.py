@@ -245,4 +245,6 @@ class PageReader:
                 Mark(at_s=self._to_run_s(at_ns), rank=self.rank, step=step, phase=Phase(phase), is_step=bool(is_step))
             )
         self._marks_read = mark_count
-        return marks
+        # A reader that lost its CPU here may have been lapped: such slots hold newer marks, and come next time.
+        lapped = max(0, self._state().mark_count - MARK_COUNT + 1 - first) if marks else 0
+        return marks[lapped:]

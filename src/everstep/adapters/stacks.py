@@ -19,14 +19,15 @@ def dump_stacks(pids: Mapping[int, Path], *, timeout_s: float) -> dict[int, str]
     """Signal every process and read what each wrote at the end of its stack file: pid → text, empty without an answer.
 
     Args:
-        pids: each process with the file that its observer opened for this.
+        pids: each process with the file that its observer opened for this. One without a file has not registered for
+            the signal, which would kill it, and is not asked.
         timeout_s: one deadline for all together.
     """
-    sizes = {pid: _size(path) for pid, path in pids.items()}
-    for pid in pids:
+    sizes = {pid: _size(path) for pid, path in pids.items() if path.exists()}
+    for pid in sizes:
         send_signal(pid, STACK_SIGNAL)
     texts = dict.fromkeys(pids, "")
-    waiting = set(pids)
+    waiting = set(sizes)
     deadline_s = time.monotonic() + timeout_s
     while waiting and time.monotonic() < deadline_s:
         time.sleep(_PAUSE_S)

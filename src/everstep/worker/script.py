@@ -37,8 +37,10 @@ def observe() -> Observer:
     if paths is None:
         return observer
     if paths.stacks and paths.stack_signal:
-        stacks = os.fdopen(os.open(paths.stacks, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _STACKS_MODE), "w")
+        early = Path(f"{paths.stacks}.early")
+        stacks = os.fdopen(os.open(early, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _STACKS_MODE), "w")
         faulthandler.register(paths.stack_signal, file=stacks, all_threads=True, chain=False)
+        early.rename(paths.stacks)  # from now on the agent may send the signal, which would have killed us before
         _keep_alive.append(stacks)
     if importlib.util.find_spec("torch") is not None:
         _observe_torch(observer, paths)
