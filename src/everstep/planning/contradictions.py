@@ -53,7 +53,7 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
     ),
     Contradiction(
         about=("2410.21680",),
-        claim="RSC, between failures: 47.7 days on 8 GPUs, 7.9 h on 1,024; projected 1.8 h, 16,384, and 0.23 h, 131,072.",
+        claim="RSC, between failures: 47.7 days on 8 GPUs, 7.9 h on 1,024; projected 1.8 h, 16,384; 0.23 h, 131,072.",
         check="6.50 per 1000 host-days gives 1.80 h and 0.225 h, and 28.8 h at 1,024 (7.9 h is 23.7): not one line.",
         used="6.50 for RSC-1",
     ),
