@@ -3,6 +3,7 @@
 Knows nothing of what the lines mean.
 """
 
+import logging
 import os
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -11,6 +12,7 @@ from typing import BinaryIO
 
 from everstep.domain.errors import ConfigError, WorldError
 
+_log = logging.getLogger(__name__)
 _LAST_BYTES = 8192
 _PIECE_BYTES = 1 << 16
 _OUT, _ERR = 1, 2
@@ -155,10 +157,14 @@ class WorkerLogs:
         """Show what the workers have written since the last call."""
         if self._console is None:
             return
-        copied = [tail.copy(all_of_it=all_of_it) for tail in self._tails]
-        if any(copied):
-            for target in self._console:
-                target.flush()
+        try:
+            copied = [tail.copy(all_of_it=all_of_it) for tail in self._tails]
+            if any(copied):
+                for target in self._console:
+                    target.flush()
+        except OSError as error:  # the reader of a pipe has left, or the terminal is gone: no reason to stop training
+            _log.warning("the console cannot be written (%s); the workers' output is in %s", error, self._folder)
+            self._console = None
 
     def last_lines(self, rank: int) -> str:
         """The end of the rank's stderr, or of its stdout when it wrote no errors; at most 8 KiB."""
