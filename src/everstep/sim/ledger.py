@@ -8,13 +8,18 @@ from everstep.domain.events import Event
 
 
 class MemoryLedger:
-    """The `Ledger` port without a disk."""
+    """The `Ledger` port without a disk.
 
-    def __init__(self) -> None:
-        self.entries: list[Entry] = []
+    Args:
+        entries: what an earlier one has left, to be opened again.
+    """
+
+    def __init__(self, entries: Sequence[Entry] = ()) -> None:
+        self._opened = tuple(entries)
+        self.entries: list[Entry] = list(entries)
 
     def read(self) -> Sequence[Entry]:
-        return tuple(self.entries)
+        return self._opened
 
     def append(self, bodies: Sequence[Event | Command], *, wall: str, durable: bool) -> None:
         for body in bodies:
