@@ -1,29 +1,185 @@
-"""Finds and loads flight recorder dumps of any torchrun job, and admits no code; knows nothing of what they mean."""
+"""Finds and loads flight recorder dumps of any torchrun job, and admits no code; knows nothing of what they mean.
 
+Each dump is reduced to a trace as soon as it is decoded, so that thousands fit into memory.
+"""
+
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from everstep.adapters.dump_files import DumpFile, find_dump_files
+from everstep.adapters.evidence_snapshots import HostFacts, facts_of, read_snapshots
+from everstep.adapters.safe_pickle import bounded_loading, load_data
+from everstep.domain.ids import HostId, Rank
 from everstep.domain.recorder import Membership, RankTrace
+from everstep.domain.recorder_dump import Dump, Entry
+from everstep.policy.trace_members import fill_members
+from everstep.policy.trace_summary import MemberLists, reduce_dump
+
+DUMP_BYTES_MAX = 256 << 20
+"""A ring of 20,000 entries with stacks takes 1 MB."""
+_VERSION = re.compile(r"[12]\.\d+")
+_MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError, OverflowError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedDumps:
     """Attributes:
-    traces: one for each rank whose dump could be read, by rank.
+    traces: one for each rank of which anything is known, by rank.
     memberships: the member lists that they name.
     problems: one sentence for each file that could not be used, or not fully.
+    moved: ranks whose counters differ between the two newest snapshots; None when there is one look only.
     """
 
     traces: tuple[RankTrace, ...]
     memberships: tuple[Membership, ...]
     problems: tuple[str, ...] = ()
+    moved: frozenset[Rank] | None = None
 
 
-def load_dumps(paths: Sequence[Path]) -> LoadedDumps:
-    """Load folders and files.
+class _PickledEntries(Sequence[Entry]):
+    """The ring as unpickled, each entry checked when it is looked at: most never are."""
+
+    def __init__(self, raw: Sequence[Any]) -> None:
+        self._raw = raw
+
+    def __len__(self) -> int:
+        return len(self._raw)
+
+    def __getitem__(self, position: Any) -> Any:
+        return msgspec.convert(self._raw[position], Entry)
+
+
+class _JsonDump(Dump):
+    entries: Sequence[Entry] = ()
+
+
+_JSON = msgspec.json.Decoder(_JsonDump, strict=False)
+
+
+def decode_dump(content: bytes) -> Dump:
+    """Decode one dump, pickle or JSON, of any version.
+
+    Raises:
+        ValueError: with one clause that says why it was refused.
+    """
+    try:
+        if content[:1] == b"\x80":
+            raw = load_data(content)
+            if not isinstance(raw, dict):
+                raise ValueError("it holds no dump")
+            dump = msgspec.convert(raw, Dump)
+            dump.entries = _PickledEntries(dump.entries)
+        else:
+            dump = _JSON.decode(content)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"it is torn or no dump ({error})") from error
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply for a dump") from error
+    if not _VERSION.match(dump.version):
+        raise ValueError(f"it has the format version {dump.version!r}; known are 2.1 to 2.10")
+    return dump
+
+
+def load_dumps(paths: Sequence[Path], *, dump_bytes_max: int = DUMP_BYTES_MAX) -> LoadedDumps:
+    """Load folders and files: dumps of any prefix, or the evidence that everstep kept.
 
     Raises:
         ConfigError: a path does not exist, or there is no dump in any of them.
     """
-    raise NotImplementedError
+    files = find_dump_files(paths)
+    loading = _Loading(dump_bytes_max, read_snapshots([file.path for file in files if file.is_snapshot]))
+    with bounded_loading():
+        for file in files:
+            if not file.is_snapshot:
+                loading.take(file)
+    return loading.finish()
+
+
+class _Loading:
+    """The traces so far, by rank and snapshot."""
+
+    def __init__(self, dump_bytes_max: int, facts: dict[int, dict[Rank, HostFacts]]) -> None:
+        self._dump_bytes_max = dump_bytes_max
+        self._facts = facts
+        self._members = MemberLists()
+        self._problems: list[str] = []
+        self._snapshots: dict[int, dict[Rank, RankTrace]] = {}
+
+    def take(self, file: DumpFile) -> None:
+        try:
+            size = file.path.stat().st_size
+            if size > self._dump_bytes_max:
+                raise ValueError(f"it has {size} bytes, over the limit of {self._dump_bytes_max}")
+            if size == 0:
+                raise ValueError("it is empty")
+            dump = decode_dump(file.path.read_bytes())
+            rank = self._rank_of(file, dump)
+            facts = self._facts.get(file.snapshot, {}).get(rank, HostFacts())
+            trace = reduce_dump(
+                dump,
+                self._members,
+                rank=rank,
+                host=facts.host or HostId(file.host),
+                host_state=facts.state,
+                stack=facts.stack,
+                exit_code=facts.exit_code,
+            )
+        except (*_MALFORMED, MemoryError, OSError, msgspec.ValidationError) as error:
+            self._problems.append(f"{file.path.name} could not be used: {_clause(error)}")
+            return
+        traces = self._snapshots.setdefault(file.snapshot, {})
+        if rank in traces:
+            self._problems.append(f"{file.path.name} is another dump of rank {rank}; the first one was kept")
+            return
+        traces[rank] = trace
+
+    def _rank_of(self, file: DumpFile, dump: Dump) -> Rank:
+        """From the file's content, its name, or as the one rank that is in all of its groups."""
+        if dump.rank is not None:
+            return Rank(dump.rank)
+        common: set[Rank] | None = None
+        for config in dump.pg_config.values():
+            if (membership := self._members.of(config.ranks)) is not None and len(membership.ranks) <= 4096:
+                common = set(membership.ranks) if common is None else common & set(membership.ranks)
+        if file.rank is not None and (common is None or file.rank in common):
+            return Rank(file.rank)
+        if common and len(common) == 1:
+            return common.pop()
+        if file.rank is not None:
+            raise ValueError(f"its name says rank {file.rank}, and its groups have no such member")
+        raise ValueError("neither its name nor its groups say which rank it is of")
+
+    def finish(self) -> LoadedDumps:
+        newest_first = sorted({*self._snapshots, *self._facts}, reverse=True)
+        newest = newest_first[0] if newest_first else 0
+        traces = dict(self._snapshots.get(newest, {}))
+        for rank, facts in self._facts.get(newest, {}).items():
+            if rank not in traces:
+                traces[rank] = facts_of(rank, facts)
+        moved = None
+        if len(newest_first) > 1:
+            before = self._snapshots.get(newest_first[1], {})
+            moved = frozenset(r for r, t in traces.items() if r in before and _progress(before[r]) != _progress(t))
+        ordered = fill_members([traces[rank] for rank in sorted(traces)], self._members)
+        return LoadedDumps(
+            traces=ordered,
+            memberships=self._members.memberships(),
+            problems=tuple(self._problems),
+            moved=moved,
+        )
+
+
+def _progress(trace: RankTrace) -> tuple[object, ...]:
+    groups = sorted((group.name, group.enqueued, group.completed) for group in trace.groups)
+    return (*groups, trace.blocked_order)
+
+
+def _clause(error: BaseException) -> str:
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return " ".join(str(error).split()) or type(error).__name__

@@ -55,6 +55,7 @@ class GroupTrace:
         created: this group's place among the groups that this rank created; 0 when unknown.
         counted: False when the numbers are PyTorch's `pg_status` alone, which may count point-to-point operations
             too and so can't be compared with other ranks' where there are any.
+        ordered: its operations end in the order in which they began, as on NCCL's one stream.
     """
 
     name: str
@@ -66,6 +67,7 @@ class GroupTrace:
     tail: tuple[Operation, ...] = ()
     created: int = 0
     counted: bool = True
+    ordered: bool = True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

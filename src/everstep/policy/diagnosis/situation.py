@@ -1,0 +1,210 @@
+"""All ranks' traces side by side: groups with who has come how far, and what each rank waits in.
+
+The frontier of a group is the oldest collective that somebody waits in (flight_recorder.md, section 4.3 step 2).
+Clocks are never compared between ranks.
+"""
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from everstep.domain.ids import Rank
+from everstep.domain.recorder import (
+    ChannelTrace,
+    GroupTrace,
+    HostState,
+    Membership,
+    Operation,
+    OpState,
+    RankTrace,
+)
+
+_ONE_WAY = frozenset(("broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "gather", "scatter"))
+"""A member of these can end before the others have come."""
+_LAG_MIN = 2
+_LAGGING_SHARE_MAX = 0.25
+
+
+@dataclass(slots=True)
+class Group:
+    """One process group over all ranks.
+
+    Attributes:
+        ranks: its members, in its order; empty when nobody says.
+        seen: index of each trace that has it, with the trace's part.
+        frontier: the oldest collective that somebody waits in; -1 when nobody does.
+        messages: it carries point-to-point operations.
+    """
+
+    name: str
+    description: str
+    members: str
+    ranks: tuple[Rank, ...] = ()
+    seen: list[tuple[int, GroupTrace]] = field(default_factory=list)
+    frontier: int = -1
+    messages: bool = False
+
+    def __str__(self) -> str:
+        return f"group {self.name} ({self.description})" if self.description else f"group {self.name}"
+
+    def entered(self, part: GroupTrace, seq: int) -> bool:
+        """Whether a member has enqueued `seq`."""
+        if not part.counted and self.messages:
+            return False
+        return part.enqueued >= seq
+
+
+@dataclass(slots=True)
+class Situation:
+    """Attributes:
+    traces: by rank.
+    index: of each rank's trace.
+    silent: expected ranks without a trace, ascending.
+    groups: by name and member list.
+    stopped: traces that run nothing any more, each with why.
+    lagging: those of them whose GPU's work is never seen to end, each with the fact that shows it.
+    groups_of_silent: for each silent rank the groups that have it and at least one trace.
+    blocked: for each trace the collectives and the channels that it waits in, oldest only.
+    """
+
+    traces: Sequence[RankTrace]
+    index: dict[Rank, int]
+    silent: tuple[Rank, ...]
+    groups: dict[tuple[str, str], Group]
+    stopped: dict[int, str] = field(default_factory=dict)
+    lagging: dict[int, str] = field(default_factory=dict)
+    groups_of_silent: dict[Rank, list[Group]] = field(default_factory=dict)
+    blocked: list[tuple[tuple[Group, int] | None, tuple[ChannelTrace, ...]]] = field(default_factory=list)
+
+    def ranks_of(self, indexes: Iterable[int]) -> tuple[Rank, ...]:
+        return tuple(sorted(self.traces[one].rank for one in indexes))
+
+
+def operation_at(part: GroupTrace, seq: int) -> Operation | None:
+    """The operation with this number, when the tail still has it."""
+    tail = part.tail
+    if not tail:
+        return None
+    place = seq - tail[0].seq
+    return tail[place] if 0 <= place < len(tail) else None
+
+
+def survey(
+    traces: Sequence[RankTrace], memberships: Sequence[Membership], expected_ranks: Collection[Rank]
+) -> Situation:
+    """Lay out the situation."""
+    ordered = sorted(traces, key=lambda trace: trace.rank)
+    index = {trace.rank: place for place, trace in enumerate(ordered)}
+    lists = {one.identity: one.ranks for one in memberships}
+    expected = set(expected_ranks)
+    for ranks in lists.values():
+        expected.update(ranks)
+    silent = tuple(sorted(expected.difference(index)))
+    situation = Situation(traces=ordered, index=index, silent=silent, groups=_grouped(ordered, lists))
+    for place, trace in enumerate(ordered):
+        situation.blocked.append(_waits_in(trace, situation.groups) if trace.blocked_order >= 0 else (None, ()))
+        if trace.host_state is HostState.ENDED:
+            situation.stopped[place] = "has ended"
+        elif trace.host_state is HostState.FROZEN:
+            situation.stopped[place] = "is frozen"
+    _find_lagging(situation)
+    if silent:
+        for group in situation.groups.values():
+            for rank in silent_members(situation, group):
+                situation.groups_of_silent.setdefault(rank, []).append(group)
+    return situation
+
+
+def _grouped(traces: Sequence[RankTrace], lists: dict[str, tuple[Rank, ...]]) -> dict[tuple[str, str], Group]:
+    groups: dict[tuple[str, str], Group] = {}
+    with_messages: set[str] = set()
+    for place, trace in enumerate(traces):
+        with_messages.update(channel.group for channel in trace.channels)
+        for part in trace.groups:
+            key = (part.name, part.members)
+            group = groups.get(key)
+            if group is None:
+                group = groups[key] = Group(
+                    name=part.name,
+                    description=part.description,
+                    members=part.members,
+                    ranks=lists.get(part.members, ()),
+                )
+            group.seen.append((place, part))
+            if part.enqueued > part.completed and part.counted:
+                oldest = part.completed + 1
+                if group.frontier < 0 or oldest < group.frontier:
+                    group.frontier = oldest
+    for group in groups.values():
+        group.messages = group.name in with_messages
+    return groups
+
+
+def _waits_in(
+    trace: RankTrace, groups: dict[tuple[str, str], Group]
+) -> tuple[tuple[Group, int] | None, tuple[ChannelTrace, ...]]:
+    order = trace.blocked_order
+    for part in trace.groups:
+        if part.enqueued > part.completed:
+            for op in part.tail:
+                if op.order == order and op.state is not OpState.DONE:
+                    return (groups[(part.name, part.members)], op.seq), ()
+    channels = tuple(one for one in trace.channels if one.order == order and one.posted > one.done)
+    if channels:
+        return None, channels
+    for part in trace.groups:
+        if part.enqueued > part.completed and not part.tail:
+            return (groups[(part.name, part.members)], part.completed + 1), ()
+    return None, ()
+
+
+def _find_lagging(situation: Situation) -> None:
+    """A member that still shows as unfinished what others have long passed: its GPU or watchdog stopped reporting.
+
+    In one group operations run in order, so a peer that has finished number n + 1 proves that everybody had finished n.
+    When a quarter of the ranks seem so, the dumps were taken while the job was moving, and this says nothing.
+    """
+    lagging: dict[int, str] = {}
+    for group in situation.groups.values():
+        if group.frontier < 0 or len(group.seen) < _LAG_MIN:
+            continue
+        newest = max((part.completed for _, part in group.seen if part.counted), default=-1)
+        if newest < group.frontier + _LAG_MIN - 1:
+            continue
+        for place, part in group.seen:
+            if part.ordered and part.counted and part.enqueued > part.completed and _proven(part, newest):
+                lagging.setdefault(
+                    place,
+                    f"shows {part.completed + 1} of {group} as unfinished, and its peers have finished {newest}",
+                )
+    if len(lagging) <= max(1, _LAGGING_SHARE_MAX * len(situation.traces)):
+        situation.lagging = lagging
+        for place in lagging:
+            situation.stopped.setdefault(place, "has stopped reporting its GPU's work")
+
+
+def _proven(part: GroupTrace, newest: int) -> bool:
+    for seq in range(part.completed + _LAG_MIN, min(newest, part.enqueued) + 1):
+        op = operation_at(part, seq)
+        if op is None or op.kind not in _ONE_WAY:
+            return True
+    return newest > part.enqueued and part.enqueued >= part.completed + _LAG_MIN
+
+
+def absent_members(situation: Situation, group: Group, seq: int) -> Iterator[int]:
+    """Traces of members that have not entered `seq`."""
+    for place, part in group.seen:
+        if not group.entered(part, seq):
+            yield place
+    if len(group.seen) < len(group.ranks):
+        seen = {place for place, _ in group.seen}
+        for rank in group.ranks:
+            place = situation.index.get(rank, -1)
+            if place >= 0 and place not in seen:
+                yield place
+
+
+def silent_members(situation: Situation, group: Group) -> list[Rank]:
+    """Members without any trace."""
+    if not situation.silent or len(group.seen) >= len(group.ranks):
+        return []
+    return [rank for rank in group.ranks if rank not in situation.index]

@@ -1,0 +1,343 @@
+"""What a sink of the graph of waits amounts to: which class, which ranks, and what speaks for it (4.4).
+
+A rank that waits for something that is shown is no sink alone, and so never named alone.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from everstep.domain.ids import Rank
+from everstep.domain.recorder import GroupTrace, HostState, OpState
+from everstep.domain.verdicts import Trouble
+from everstep.policy.diagnosis.disagreements import silent_shift
+from everstep.policy.diagnosis.finding import Finding, last_line, operation_text
+from everstep.policy.diagnosis.situation import Group, Situation, operation_at
+from everstep.policy.diagnosis.waits import Stuck, Waits, Why
+from everstep.policy.wording import name_ranks, name_signal
+
+_OCCUPATIONS = (
+    (re.compile(r"dataloader|data_loader|/data/|dataset|next_batch|loader", re.IGNORECASE), "its data loader"),
+    (re.compile(r"torch/serialization|distributed/checkpoint|checkpoint|ckpt|save", re.IGNORECASE), "a checkpoint"),
+    (re.compile(r"torch/_dynamo|torch/_inductor|/triton/|compile", re.IGNORECASE), "compilation"),
+    (re.compile(r"(?:^|[_ ])(?:eval|validat)", re.IGNORECASE), "an evaluation"),
+)
+_LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib/python|<frozen ")
+_INNERMOST = 8
+
+
+def findings_of_sinks(waits: Waits) -> Iterator[Finding]:
+    """One finding for each sink."""
+    for component in waits.sinks:
+        node = component[0]
+        if len(component) > 1:
+            yield from _of_circle(waits, component)
+        elif node >= waits.first_stuck:
+            yield _inside(waits, waits.stuck[node - waits.first_stuck], node)
+        elif waits.is_silent(node):
+            yield _silent(waits, node)
+        elif node in waits.blind:
+            yield _blind(waits, node)
+        else:
+            yield _of_rank(waits, node)
+
+
+def findings_of_lagging(waits: Waits) -> Iterator[Finding]:
+    """Ranks whose GPU's work is never seen to end, whether or not anybody waits for them."""
+    situation = waits.situation
+    for place, fact in situation.lagging.items():
+        if waits.waited_for[place]:
+            continue  # it is a sink already
+        yield _lagging(situation, place, fact)
+
+
+def _lagging(situation: Situation, place: int, fact: str) -> Finding:
+    return Finding(
+        trouble=Trouble.GPU_SIDE,
+        nodes=[place],
+        ranks=(situation.traces[place].rank,),
+        what="has stopped seeing its GPU finish work: a GPU error, or a watchdog thread that hangs",
+        evidence=(f"rank {situation.traces[place].rank} {fact}",),
+        stack=last_line(situation, place),
+    )
+
+
+def _of_rank(waits: Waits, place: int) -> Finding:
+    situation = waits.situation
+    trace = situation.traces[place]
+    waited = _waited_in(waits, place)
+    operation = operation_text(situation, waited.group, waited.seq, waited.waiting) if waited else ""
+    group = waited.group if waited else None
+    stack = last_line(situation, place)
+    evidence = _counts(situation, waited, place) if waited else _pair_facts(waits, place)
+    where = operation or "the point-to-point operation that its peer waits in"
+    if trace.host_state is HostState.ENDED:
+        normal = trace.exit_code == 0
+        how = _ending(trace.exit_code)
+        trouble = Trouble.LOOP_BOUND if normal else Trouble.DEAD
+        what = f"{how}, and others still wait for it in {where}"
+    elif trace.host_state is HostState.FROZEN:
+        trouble, what = Trouble.FROZEN, f"is frozen: stopped, in D state, or its GIL is held; others wait in {where}"
+    elif place in situation.lagging:
+        finding = _lagging(situation, place, situation.lagging[place])
+        finding.operation, finding.group = operation, group
+        finding.evidence += evidence
+        return finding
+    else:
+        if group is not None and (shift := silent_shift(situation, place, group)):
+            shift.evidence += evidence
+            return shift
+        trouble, what = Trouble.NEVER_ENTERED, f"never entered {where}{_occupation(trace.stack)}"
+        if not trace.stack and not any(one.tail for one in trace.groups):
+            evidence += ("its recorder shows nothing unfinished: it finished all it was given and entered nothing new",)
+    return Finding(
+        trouble=trouble,
+        nodes=[place],
+        ranks=(trace.rank,),
+        what=what,
+        evidence=evidence,
+        operation=operation,
+        group=group,
+        stack=stack,
+    )
+
+
+def _ending(exit_code: int | None) -> str:
+    if exit_code is None:
+        return "has ended"
+    if exit_code < 0:
+        return f"was killed by {name_signal(-exit_code)}"
+    return "has left the loop and ended normally" if exit_code == 0 else f"has ended with exit code {exit_code}"
+
+
+def _waited_in(waits: Waits, place: int) -> Stuck | None:
+    """The collective in which most ranks wait for it."""
+    return max(waits.kept_by.get(place, ()), key=lambda stuck: (len(stuck.waiting), stuck.group.name), default=None)
+
+
+def _counts(situation: Situation, stuck: Stuck, place: int) -> tuple[str, ...]:
+    waiting = name_ranks(situation.ranks_of(stuck.waiting))
+    part = next((part for one, part in stuck.group.seen if one == place), None)
+    newest = f"its newest is number {part.enqueued}" if part and part.counted else "it shows nothing unfinished there"
+    return (f"{waiting} wait in number {stuck.seq} of {stuck.group}; {newest}",)
+
+
+def _pair_facts(waits: Waits, place: int) -> tuple[str, ...]:
+    facts: list[str] = []
+    for pair in waits.pairs:
+        if pair.keeping == place and len(facts) < 4:
+            does = "sends to" if pair.channel.sends else "waits for a message of"
+            facts.append(f"rank {waits.rank_of(pair.waiting)} {does} rank {waits.rank_of(place)} and is not answered")
+    return tuple(facts)
+
+
+def _occupation(stack: Sequence[str]) -> str:
+    if not stack:
+        return ""
+    own = next((line for line in stack if not _LIBRARY.search(line)), stack[0])
+    for line in stack[:_INNERMOST]:
+        for pattern, name in _OCCUPATIONS:
+            if pattern.search(line):
+                return f"; its Python is in {name}, at {own}"
+    return f"; its Python stands at {own}"
+
+
+def _silent(waits: Waits, node: int) -> Finding:
+    """No dump of it: named only when its busiest group waits for it, as healthy ranks keep up there."""
+    situation = waits.situation
+    rank = waits.rank_of(node)
+    missed = waits.kept_by.get(node, [])
+    busiest = _busiest(situation, rank)
+    alone = [stuck for stuck in missed if len(stuck.keeping) == 1]
+    named = any(stuck.group is busiest for stuck in alone) or (busiest is None and bool(missed))
+    stuck = max(missed, key=lambda one: len(one.waiting), default=None)
+    operation = operation_text(situation, stuck.group, stuck.seq, stuck.waiting) if stuck else ""
+    return Finding(
+        trouble=Trouble.DEAD if named else Trouble.UNKNOWN,
+        nodes=[node],
+        ranks=(rank,) if named else (),
+        suspects=() if named else (rank,),
+        what=f"has left no dump and never entered {operation or 'what its peers wait in'}: it is dead or frozen"
+        if named
+        else f"rank {rank} has left no dump, and others wait for it",
+        evidence=_counts(situation, stuck, -1)[:1] if stuck else _pair_facts(waits, node),
+        operation=operation,
+        group=stuck.group if stuck else None,
+        sure=False,
+    )
+
+
+def _busiest(situation: Situation, rank: Rank) -> Group | None:
+    groups = situation.groups_of_silent.get(rank, ())
+    return max(groups, key=lambda g: (max(part.enqueued for _, part in g.seen), g.name), default=None)
+
+
+def _blind(waits: Waits, place: int) -> Finding:
+    rank = waits.situation.traces[place].rank
+    return Finding(
+        trouble=Trouble.UNKNOWN,
+        nodes=[place],
+        suspects=(rank,),
+        what=f"others wait for rank {rank}, which waits for something that its recorder does not show",
+        stack=last_line(waits.situation, place),
+        sure=False,
+    )
+
+
+def _inside(waits: Waits, stuck: Stuck, node: int) -> Finding:
+    """All have entered. Who is left inside when others are through, or never started, or stopped early, is named."""
+    situation, group, seq = waits.situation, stuck.group, stuck.seq
+    left = [place for place, part in group.seen if part.completed < seq]
+    through = [place for place, part in group.seen if part.completed >= seq]
+    operation = operation_text(situation, group, seq, stuck.waiting)
+    finding = Finding(trouble=Trouble.INSIDE_OP, nodes=[node], operation=operation, group=group)
+    states = {place: op.state for place, part in group.seen if (op := operation_at(part, seq)) is not None}
+    unstarted = [place for place in left if states.get(place) is OpState.ENQUEUED]
+    newest = max(part.enqueued for _, part in group.seen)
+    early = [place for place, part in group.seen if part.counted and part.enqueued < newest]
+    if through and len(left) <= len(through):
+        finding.ranks = situation.ranks_of(left)
+        finding.what = f"did not come out of {operation}, which {len(through)} members have finished"
+        finding.evidence = (f"finished by {name_ranks(situation.ranks_of(through))}",)
+    elif unstarted and 2 * len(unstarted) < len(left) and OpState.STARTED in states.values():
+        finding.trouble = Trouble.GPU_SIDE
+        finding.ranks = situation.ranks_of(unstarted)
+        finding.what = f"has enqueued {operation} and its GPU never started it, with nothing ahead of it"
+        finding.evidence = (f"{len(left) - len(unstarted)} members have started it",)
+    elif early and 2 * len(early) < len(group.seen) and newest > seq:
+        finding.trouble = Trouble.GPU_SIDE
+        finding.ranks = situation.ranks_of(early)
+        finding.what = (
+            f"stopped issuing work behind {operation}, which holds no host, and its peers went on to {newest}"
+        )
+        finding.evidence = (f"its newest of {group} is older than its peers' {newest}, and all are in number {seq}",)
+    else:
+        members = situation.ranks_of(place for place, _ in group.seen)
+        finding.suspects = members
+        finding.what = (
+            f"{name_ranks(members)} are all inside {operation} and none comes out: a link or device between them"
+        )
+        finding.evidence = ("every member has entered it with the same signature",)
+    return finding
+
+
+def _of_circle(waits: Waits, component: Sequence[int]) -> Iterator[Finding]:
+    """Ranks that wait for each other: in opposite orders, or all inside."""
+    situation = waits.situation
+    ranks = [node for node in component if node < waits.first_stuck]
+    stucks = [waits.stuck[node - waits.first_stuck] for node in component if node >= waits.first_stuck]
+    inner = set(ranks)
+    pairs = [pair for pair in waits.pairs if pair.waiting in inner and pair.keeping in inner]
+    silent = [node for node in ranks if waits.is_silent(node)]
+    if silent:
+        for node in silent:
+            yield _silent(waits, node)
+        return
+    names = situation.ranks_of(ranks)
+    misses = [stuck for stuck in stucks if stuck.why is Why.ABSENT] + [p for p in pairs if p.why is Why.ABSENT]
+    if not misses:
+        yield Finding(
+            trouble=Trouble.INSIDE_OP,
+            nodes=ranks,
+            suspects=names,
+            what=f"{name_ranks(names)} are inside their operations with each other and none comes out: "
+            "a link or device between them",
+            operation=_circle_operation(waits, stucks, names),
+            group=stucks[0].group if stucks else None,
+        )
+        return
+    yield _in_circle(waits, ranks, stucks, names)
+
+
+def _circle_operation(waits: Waits, stucks: Sequence[Stuck], names: tuple[Rank, ...]) -> str:
+    if stucks:
+        return operation_text(waits.situation, stucks[0].group, stucks[0].seq, stucks[0].waiting)
+    return f"point-to-point operations of {name_ranks(names)}"
+
+
+def _in_circle(waits: Waits, ranks: Sequence[int], stucks: Sequence[Stuck], names: tuple[Rank, ...]) -> Finding:
+    """One rank against many is the culprit; else the order that sister groups keep; else all of the circle."""
+    situation = waits.situation
+    facts = tuple(
+        f"{name_ranks(situation.ranks_of(stuck.waiting))} wait in "
+        f"{operation_text(situation, stuck.group, stuck.seq, stuck.waiting)}"
+        for stuck in stucks[:4]
+    )
+    trouble, culprits = Trouble.ORDER_DEADLOCK, list(ranks)
+    what = "wait for each other in a circle: they issued the same operations in different orders"
+    lone = [stuck for stuck in stucks if len(stuck.waiting) == 1]
+    crowd = max((len(stuck.waiting) for stuck in stucks), default=0)
+    if len(lone) == 1 and crowd > 1:
+        culprits = lone[0].waiting
+        mine = operation_text(situation, lone[0].group, lone[0].seq, culprits)
+        if _new_to_group(lone[0], culprits[0]):
+            trouble = Trouble.LOOP_BOUND
+            what = f"left the loop before the others and waits in {mine}, which no other rank has come to"
+        else:
+            what = f"went ahead to {mine} while the others wait for it elsewhere: it has another order"
+    elif minority := _against_the_order(situation, stucks):
+        culprits = minority
+        what = "issued two operations in the order opposite to all other replicas', and both sides wait"
+    return Finding(
+        trouble=trouble,
+        nodes=list(ranks),
+        ranks=situation.ranks_of(culprits),
+        what=what,
+        evidence=facts,
+        operation=_circle_operation(waits, stucks, names),
+        group=stucks[0].group if stucks else None,
+        stack=last_line(situation, culprits[0]),
+    )
+
+
+def _new_to_group(stuck: Stuck, place: int) -> bool:
+    """Whether nobody has called this operation from this line in this group before."""
+    own = next((operation_at(part, stuck.seq) for one, part in stuck.group.seen if one == place), None)
+    if own is None:
+        return False
+    return not any(
+        (op.signature, op.stack) == (own.signature, own.stack)
+        for _, part in stuck.group.seen
+        for op in part.tail
+        if op.seq < stuck.seq
+    )
+
+
+def _against_the_order(situation: Situation, stucks: Sequence[Stuck]) -> list[int]:
+    """Of two operations that are waited for crosswise: those whose order other ranks' histories contradict."""
+    if len(stucks) < 2:
+        return []
+    first, second = stucks[0], stucks[1]
+    votes: Counter[bool] = Counter()
+    keys = [_key(stuck) for stuck in (first, second)]
+    if None in keys:
+        return []
+    involved = {*first.waiting, *second.waiting}
+    for place, trace in enumerate(situation.traces):
+        if place in involved:
+            continue
+        orders = [_newest_order(trace.groups, key) for key in keys]
+        if min(orders) >= 0:
+            votes[orders[0] < orders[1]] += 1
+    if votes[True] == votes[False]:
+        return []
+    # those that wait in the operation that should come second have gone to it too early
+    return list(second.waiting if votes[True] > votes[False] else first.waiting)
+
+
+def _key(stuck: Stuck) -> tuple[str, str, int] | None:
+    for place, part in stuck.group.seen:
+        if place in stuck.waiting and (op := operation_at(part, stuck.seq)) is not None:
+            return stuck.group.description, op.signature, stuck.seq
+    return None
+
+
+def _newest_order(groups: Sequence[GroupTrace], key: tuple[str, str, int] | None) -> int:
+    if key is None:
+        return -1
+    for part in groups:
+        if part.description == key[0]:
+            op = operation_at(part, key[2])
+            if op is not None and op.signature == key[1]:
+                return op.order
+    return -1
