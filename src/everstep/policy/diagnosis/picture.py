@@ -30,7 +30,7 @@ def waiting_arrows(waits: Waits, distance: Mapping[int, int]) -> tuple[tuple[Wai
         _gather(gathered, waits, (at, _of_stuck(waits, stuck), _WORDS[stuck.why]), stuck.waiting, stuck.keeping)
     for pair in waits.pairs:
         at = distance.get(pair.waiting, far)
-        _gather(gathered, waits, (at, _of_pair(pair), _WORDS[pair.why]), [pair.waiting], [pair.keeping])
+        _gather(gathered, waits, (at, _of_pair(waits, pair), _WORDS[pair.why]), [pair.waiting], [pair.keeping])
     ordered = sorted(gathered.items(), key=lambda item: (item[0][0], -len(item[1][0]), item[0][1:]))
     arrows = tuple(
         Waiting(waiting=tuple(sorted(waiting)), operation=operation, missing=tuple(sorted(missing)), why=why)
@@ -63,5 +63,8 @@ def _of_stuck(waits: Waits, stuck: Stuck) -> str:
     return f"an operation of {name}"
 
 
-def _of_pair(pair: Pair) -> str:
-    return f"{'send' if pair.channel.sends else 'recv'} in group {pair.channel.group}"
+def _of_pair(waits: Waits, pair: Pair) -> str:
+    name = pair.channel.group
+    parts = waits.situation.traces[pair.waiting].groups
+    description = next((part.description for part in parts if part.name == name and part.description), f"group {name}")
+    return f"{'send' if pair.channel.sends else 'recv'} of {description}"
