@@ -251,7 +251,7 @@ def _worker_count(text: str) -> int:
             return cpus
         case "auto":
             return gpus or cpus
-    if not text.isdigit() or int(text) < 1:
+    if not text.isdecimal() or int(text) < 1:
         raise ConfigError(f"--nproc-per-node {text!r} is not understood; write a number from 1, auto, cpu or gpu")
     count = int(text)
     if gpus and count > gpus:
@@ -270,7 +270,7 @@ def _worker_count(text: str) -> int:
 def _program(args: argparse.Namespace) -> Program:
     if not args.module and not args.no_python:
         script = Path(args.program)
-        if script.is_dir() or not script.exists():
+        if not os.access(script, os.F_OK) or script.is_dir():  # Path.exists raises where a folder may not be entered
             hint = "; with -m give a module name" if not args.program.endswith(".py") else ""
             raise ConfigError(f"there is no script {args.program!r} here ({Path.cwd()}){hint}")
         if not os.access(script, os.R_OK):
