@@ -97,7 +97,7 @@ class Plan:
             if isinstance(value, bool) or not isinstance(value, int | float):
                 raise ConfigError(f"{key.name} is {value!r}: {key.meaning}, a number, must be {key.allowed}")
             if not key.allows(value):
-                raise ConfigError(f"{key.name} is {value:g}: {key.meaning}, must be {key.allowed}")
+                raise ConfigError(f"{key.name} is {value:,.15g}: {key.meaning}, must be {key.allowed}")
         if not 0.5 <= self.confidence < 1.0:
             raise ConfigError(f"confidence is {self.confidence:g}: it must be from 0.5 to below 1, such as 0.95")
         self._check_alternatives()
@@ -125,13 +125,13 @@ class Plan:
             run_days = self.run_days if self.run_days is not None else assumed("run_days")
             if self.checkpoint_interval_s > run_days * DAY_S:
                 raise ConfigError(
-                    f"checkpoint_interval_s is {self.checkpoint_interval_s:g}: it must not be longer than the run, "
-                    f"which is {run_days:g} days ({run_days * DAY_S:g} s; run_days)"
+                    f"checkpoint_interval_s is {self.checkpoint_interval_s:,.15g}: it must not be longer than the run, "
+                    f"which is {run_days * DAY_S:,.15g} s long (run_days is {run_days:g})"
                 )
         if self.spare_host_count is not None and self.spare_host_count > self.host_count:
             raise ConfigError(
-                f"spare_host_count is {self.spare_host_count}: it must not be above the job's hosts, "
-                f"which are {self.host_count} (gpu_count ÷ gpus_per_host)"
+                f"spare_host_count is {self.spare_host_count:,}: it must not be above the job's hosts, "
+                f"which are {self.host_count:,} (gpu_count ÷ gpus_per_host)"
             )
         lemon_hosts = self.lemon_host_share if self.lemon_host_share is not None else assumed("lemon_host_share")
         lemon_failures = self.lemon_failure_share

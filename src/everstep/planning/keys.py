@@ -38,12 +38,12 @@ class Key:
     @property
     def allowed(self) -> str:
         """The rest of the sentence "… must be"."""
-        whole = "a whole number " if self.is_whole else ""
+        whole = "a whole number, " if self.is_whole else ""
         if self.name.endswith("_share"):
-            above = "from" if self.includes_low else "above"
-            return f"{above} {self.low:g} to {self.high:g} (0.9 or '90 %')"
+            least = f"from {self.low:g} to" if self.includes_low else f"above {self.low:g} and at most"
+            return f"{least} {self.high:g} (0.9 or '90 %')"
         least = f"{self.low:g} or more" if self.includes_low else f"above {self.low:g}"
-        return f"{whole}{least}" if math.isinf(self.high) else f"{whole}{least} and at most {self.high:g}"
+        return f"{whole}{least}" if math.isinf(self.high) else f"{whole}{least}, at most {self.high:,.0f}"
 
     def allows(self, value: float) -> bool:
         if not math.isfinite(value) or value > self.high or (self.is_whole and value != int(value)):
