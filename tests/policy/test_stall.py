@@ -103,6 +103,17 @@ def test_phases_that_may_take_any_time_keep_their_allowance(phase: Phase) -> Non
     assert watch.deadline().allowed_s == 300.0
 
 
+def test_the_mark_that_an_attempt_starts_with_is_no_start_that_took_no_time() -> None:
+    watch = StallWatch(CONFIG)
+    watch.begin_attempt(10.0)
+    watch.enter(Phase.STARTING, 10.2)
+    assert watch.deadline().allowed_s == 300.0
+    watch.enter(Phase.TRAINING, 50.0)
+    watch.begin_attempt(100.0)
+    watch.enter(Phase.STARTING, 100.2)
+    assert watch.deadline().allowed_s == 5 * 40.0
+
+
 def test_patience_stretches_the_present_silence_only() -> None:
     watch = training([0.5] * 10)
     watch.be_patient(2.0)

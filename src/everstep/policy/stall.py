@@ -76,9 +76,10 @@ class StallWatch:
         self._patience = 1.0
 
     def enter(self, phase: Phase, at_s: float) -> None:
-        spent_s = at_s - self._phase_since_s
-        self._longest[self._phase] = max(self._longest.get(self._phase, 0.0), spent_s)
-        self._phase, self._phase_since_s = phase, at_s
+        if phase is not self._phase:  # the mark that an attempt starts with ends no phase
+            spent_s = at_s - self._phase_since_s
+            self._longest[self._phase] = max(self._longest.get(self._phase, 0.0), spent_s)
+            self._phase, self._phase_since_s = phase, at_s
         self._last_step_at_s = None if phase is not Phase.TRAINING else self._last_step_at_s
         self._patience = 1.0
 
