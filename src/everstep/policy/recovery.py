@@ -57,6 +57,7 @@ from everstep.policy.blame import Blame, blame
 from everstep.policy.inquiry import Inquiry, InquiryConfig
 from everstep.policy.patience import Patience
 from everstep.policy.restarts import Decision, RestartBudget, RestartConfig
+from everstep.policy.second_opinion import opinion_on_ends
 from everstep.policy.spares import HostPool, SpareConfig
 
 
@@ -271,7 +272,12 @@ class Job:
         return self._stop_workers(event.at_s, kill_ranks=(), grace_s=self._config.grace_s)
 
     def _go_on_without(self, event: HostLost, *, was_in_use: bool) -> tuple[Command, ...]:
-        """A host is lost, and spares are there or will come."""
+        """A host is lost, and spares are there or will come.
+
+        The state changes here and not at a tick: a tick without a command is not in the ledger.
+        """
+        if self._state is _State.PAUSING and not self._pool.is_enough:
+            self._state = _State.WAITING
         if self._state is _State.STOPPING:
             return self._when_all_have_stopped(event.at_s)
         if not was_in_use:
@@ -396,6 +402,8 @@ class Job:
     def _judge_exits(self, at_s: float) -> tuple[Command, ...]:
         found = self._blame()
         assert found is not None
+        assert self._inquiry is not None
+        found = opinion_on_ends(found, self._exits, self._inquiry.summaries(1))
         if not found.certain and at_s < self._first_sign_s + self._config.settle_s:
             return ()
         end = found.culprit
@@ -495,7 +503,7 @@ class Job:
         decision = self._ending.decision
         if decision.exit_code is not None:
             return self._finish(at_s)
-        self._state = _State.PAUSING
+        self._state = _State.PAUSING if self._pool.is_enough else _State.WAITING
         self._start_at_s = at_s + decision.delay_s
         self._rung, self._why = decision.rung, decision.why
         return self._start(at_s) if decision.delay_s == 0 else ()

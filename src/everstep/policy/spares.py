@@ -18,7 +18,8 @@ _DAY_S = 86_400.0
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpareConfig:
     """Attributes:
-    lemon_failures: so many failures of one host within the window make it a lemon; 0 turns the rule off.
+    lemon_failures: so many failures of one host within the window make it a lemon; 0 turns the rule off, and spares
+        are taken by name instead of by their failures.
     lemon_window_s: 28 days.
     waits_for_hosts: with too few hosts the job waits for one to join, instead of giving itself back.
     """
@@ -150,7 +151,8 @@ class HostPool:
         return True
 
     def _merit(self, host: HostId, at_s: float) -> tuple[bool, int, HostId, HostId]:
-        return self._is_excluded(host, at_s), self._failures_within(host, at_s), self._agents[host], host
+        failures = self._failures_within(host, at_s) if self._config.lemon_failures else 0
+        return self._is_excluded(host, at_s), failures, self._agents[host], host
 
     def _is_excluded(self, host: HostId, at_s: float) -> bool:
         return self._excluded_until_s.get(host, -1.0) > at_s or self.is_lemon(host, at_s)
