@@ -5,7 +5,7 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from everstep.cli.main import parser
@@ -205,6 +205,7 @@ def test_the_examples_are_understood() -> None:
 
 
 @given(text=st.text(max_size=12))
+@settings(max_examples=30, deadline=None)
 def test_whatever_is_written_for_a_count_or_a_stream_is_understood_or_refused_in_words(text: str) -> None:
     for flag in ("--nproc-per-node", "--tee", "--local-ranks-filter", "--inject", "--nnodes"):
         try:

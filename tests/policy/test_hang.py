@@ -253,7 +253,7 @@ SUMMARIES = st.lists(SEEN_FROM_OUTSIDE, max_size=6, unique_by=lambda summary: su
 
 
 @given(before=SUMMARIES, now=SUMMARIES, same=st.booleans())
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_a_rank_that_waits_is_never_blamed_unless_its_process_is_at_fault(
     before: list[RankSummary], now: list[RankSummary], same: bool
 ) -> None:
