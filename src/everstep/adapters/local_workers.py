@@ -15,6 +15,7 @@ from everstep.adapters.processes import Watch, kill_run, read_stat, send_signal
 from everstep.adapters.progress_page import PageReader, create_page
 from everstep.adapters.rendezvous_store import RendezvousStores, Store
 from everstep.adapters.roster import Roster, Worker
+from everstep.adapters.saver_process import SaverProcess
 from everstep.adapters.stacks import STACK_SIGNAL
 from everstep.adapters.standby import ProcessOrder, Program, Standby, start_cold
 from everstep.adapters.worker_environment import Place, WorkerPaths, torchrun_environment
@@ -28,6 +29,7 @@ from everstep.ports import Exit, Started
 
 _DIES_WITHIN_S = 5.0
 _PAUSE_S = 0.02
+_SAVED_WITHIN_S = 60.0
 _FROM_OUTSIDE = {
     FaultKind.KILL: signal.SIGKILL,
     FaultKind.FREEZE: signal.SIGSTOP,
@@ -61,13 +63,14 @@ class LocalJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The pieces that `LocalWorkers` is put together from. `standby` and `stores` are None when they have no use."""
+    """The pieces that `LocalWorkers` is put together from. The last three are None when they have no use."""
 
     clock: MonotonicClock
     logs: WorkerLogs
     roster: Roster
     standby: Standby | None
     stores: RendezvousStores | None
+    saver: SaverProcess | None = None
 
 
 class LocalWorkers:
@@ -80,6 +83,7 @@ class LocalWorkers:
         self._roster = parts.roster
         self._standby = parts.standby
         self._stores = parts.stores
+        self._saver = parts.saver
         self._watch = Watch()
         self._store: Store | None = None
         self._store_loss = ""
@@ -125,6 +129,8 @@ class LocalWorkers:
 
     def wait(self, timeout_s: float) -> None:
         self._watch.wait(timeout_s)
+        if self._saver is not None:
+            self._saver.ensure()
         self._logs.copy_to_console()
 
     def wake(self) -> None:
@@ -187,6 +193,8 @@ class LocalWorkers:
         if self._standby is not None:
             self._standby.close()
         kill_run(self._job.run)
+        if self._saver is not None:
+            self._saver.close(within_s=_SAVED_WITHIN_S)
         self._watch.close()
 
     def _standing(self) -> set[int]:
@@ -235,6 +243,7 @@ class LocalWorkers:
             error=at("error"),
             notes=at("notes"),
             checkpoints=str(self._job.checkpoints),
+            memory=str(self._saver.path) if self._saver else "",
             started_ns=started_ns,
             clock_zero_ns=self._clock.zero_ns,
         )

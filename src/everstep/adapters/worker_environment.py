@@ -29,6 +29,7 @@ class WorkerPaths:
         error: JSON file for the exception that leaves the script.
         notes: file of JSON lines: events that only the worker knows.
         checkpoints: the run's checkpoint folder.
+        memory: the run's folder in shared memory for checkpoints that survive the workers.
         started_ns: CLOCK_MONOTONIC when the agent gave the order to start it.
         clock_zero_ns: CLOCK_MONOTONIC at second 0 of the run's clock.
     """
@@ -43,6 +44,7 @@ class WorkerPaths:
     error: str = ""
     notes: str = ""
     checkpoints: str = ""
+    memory: str = ""
     started_ns: int = 0
     clock_zero_ns: int = 0
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib.util
+import logging
 import os
 import secrets
 import signal
@@ -21,9 +22,11 @@ from everstep.adapters.evidence_files import EvidenceFiles
 from everstep.adapters.guard import Guard
 from everstep.adapters.ledger_file import LedgerFile
 from everstep.adapters.local_workers import LocalJob, LocalWorkers, Parts
+from everstep.adapters.memory_folder import open_folder
 from everstep.adapters.processes import become_subreaper, kill_run
 from everstep.adapters.rendezvous_store import RendezvousStores
 from everstep.adapters.roster import Roster
+from everstep.adapters.saver_process import SaverProcess
 from everstep.adapters.standby import Standby
 from everstep.adapters.worker_environment import RUN_VARIABLE
 from everstep.adapters.worker_logs import WorkerLogs
@@ -31,13 +34,14 @@ from everstep.adapters.worker_notes import RosterPages
 from everstep.cli.run_arguments import RunPlan, command_line
 from everstep.domain.codec import Entry, is_command
 from everstep.domain.commands import Command, FinishJob
-from everstep.domain.errors import ConfigError, ExitCode
+from everstep.domain.errors import ConfigError, ExitCode, WorldError
 from everstep.domain.events import Event, RunResumed, RunStarted, StopRequested
 from everstep.domain.ids import HostId, RunId
 from everstep.policy.recovery import Job
 from everstep.runtime.agent import Agent, AgentConfig, AgentPorts
 from everstep.runtime.coordinator import Coordinator, CoordinatorPorts
 
+_log = logging.getLogger(__name__)
 _AGENT_ENDS_WITHIN_S = 60.0
 _SHARED_MEMORY = Path("/dev/shm")
 Listener = Callable[[Event | Command], None]
@@ -155,8 +159,18 @@ def _make_workers(
         roster=roster,
         standby=standby,
         stores=stores if has_torch else None,
+        saver=_saver(run) if plan.program.python and has_torch else None,
     )
     return LocalWorkers(job, parts), roster
+
+
+def _saver(run: str) -> SaverProcess | None:
+    """The memory tier's folder and its saver; None where there is no room for them."""
+    try:
+        return SaverProcess(open_folder(run))
+    except WorldError as problem:
+        _log.warning("checkpoints stay out of memory and go to disk only: %s", problem)
+        return None
 
 
 def _make_writable(folder: Path, flag: str) -> None:

@@ -15,17 +15,21 @@ import torch
 from everstep.domain.errors import ConfigError
 from everstep.domain.phases import Phase
 from everstep.worker import randomness
-from everstep.worker.checkpoint import Checkpoints, Restored
+from everstep.worker.checkpoint import Checkpoints
 from everstep.worker.checkpoint_manifest import Manifest
+from everstep.worker.checkpoint_restore import Restored, Restoring
 from everstep.worker.checkpoint_schedule import SaveConfig, Schedule
 from everstep.worker.data import Feed, copy_of
 from everstep.worker.exactness import doubts_at_resume, doubts_at_save, iterations_until_settled
+from everstep.worker.memory_tier import MemoryTier, draft_of, memory_folder
 from everstep.worker.observer import Observer, current
 from everstep.worker.ranks import Ranks
 from everstep.worker.state import BUFFERS, OWN, REST, WEIGHTS, Parts, Sharing, TrainingState
 
 _log = logging.getLogger(__name__)
 _DEFAULT_DIRECTORY = "everstep-checkpoints"
+_MEMORY_AFTER_STEPS = 2
+"""Steps of an attempt before the memory tier is opened: the first makes the optimizer's state, the next is timed."""
 _attached = False
 
 
@@ -68,8 +72,9 @@ def attach(
     observer.counted_by_attach = True
     observer.notes.part("attached")
     with observer.during(Phase.RESTORING):
-        restored = checkpoints.restore()
-        run = Run(config, state, checkpoints, observer, restored, leads=ranks.leads)
+        memory = memory_folder(observer)
+        restored = Restoring(checkpoints.directory, memory, ranks, observer, checkpoints.attempt).run()
+        run = Run(config, state, checkpoints, MemoryTier(memory, ranks, observer, config), observer, restored)
     if restored is not None:
         observer.notes.part("restored")
     return run
@@ -94,16 +99,16 @@ class Run:
         config: SaveConfig,
         state: TrainingState,
         checkpoints: Checkpoints,
+        memory: MemoryTier,
         observer: Observer,
         restored: Restored | None,
-        *,
-        leads: bool,
     ) -> None:
         self._config = config
         self._state = state
         self._checkpoints = checkpoints
         self._observer = observer
-        self._leads = leads
+        self._memory = memory
+        self._leads = checkpoints.leads
         self._resume: dict[str, Any] | None = None  # position and random numbers, until the loop stands there
         self._position: dict[str, Any] | None = None  # where the loop before stood
         self._feed: Feed | None = None
@@ -120,6 +125,8 @@ class Run:
             self._position = self._resume["data"]
             state.put_back(restored.parts, keep=False)
             self._tell_doubts(doubts_at_resume(restored.manifest))
+        self._memory_wait = _MEMORY_AFTER_STEPS
+        self._memory_opens_after = self._step + self._memory_wait
         interval = restored.manifest.interval_steps if restored else None
         self._schedule = Schedule(config, step=self._step, interval_steps=interval)
 
@@ -249,7 +256,22 @@ class Run:
     def _finish_step(self, until: int) -> None:
         self._step += 1
         self._observer.finish_step(self._step)
-        if self._schedule.due(self._step) or self._save_asked or self._step == until:
+        self._memory.note_step(self._step)
+        self._memory.tell_news(self._checkpoints.directory, self._checkpoints.attempt)
+        due = self._schedule.due(self._step)
+        if self._save_asked or self._step == until:
+            self._save()
+        elif self._step >= self._memory_opens_after and self._memory.is_wanted:
+            with self._observer.during(Phase.SAVING):
+                self._memory.open(self._state, self._checkpoints.directory, self._step)
+            self._memory_wait *= 2  # if it was too early, in the middle of a first accumulation
+            self._memory_opens_after = self._step + self._memory_wait
+            if self._memory.is_on(self._step):
+                self._save_to_memory()
+        elif self._memory.is_on(self._step):
+            if self._memory.due(self._step, stepped=self._state.stepped):
+                self._save_to_memory()
+        elif due:
             self._save()
         if self._step == until and self._saved_step != self._step and self._leads:
             _log.warning("everstep: the final state, step %d, is on no disk: its save failed", self._step)
@@ -260,28 +282,32 @@ class Run:
             return
         started_s = time.monotonic()
         parts, shared = self._capture()
-        draft = Manifest(
-            step=self._step,
-            world_size=self._checkpoints.world_size,
-            torch=str(torch.__version__),
-            thread_count=torch.get_num_threads(),
-            interval_steps=self._schedule.interval_steps,
-            inexact_because=doubts_at_save(self._state.ddp, self._config.rehearse, self._loader),
-            files=(),
-        )
+        draft = self._draft()
         saved = self._checkpoints.save(parts, shared, draft)
         if not saved.error:
             self._saved_step = self._step
         interval = self._checkpoints.agree(lambda: self._schedule.decide(time.monotonic() - started_s))
         self._schedule.agree(self._step, interval)
 
+    def _save_to_memory(self) -> None:
+        self._memory.save(self._step, self._own(), self._draft())
+
+    def _draft(self) -> Manifest:
+        doubts = doubts_at_save(self._state.ddp, self._config.rehearse, self._loader)
+        replicated = self._state.sharing is Sharing.REPLICATED
+        return draft_of(self._step, self._checkpoints.world_size, self._schedule.interval_steps, doubts, replicated)
+
+    def _own(self) -> dict[str, Any]:
+        """Where this rank stands in its data and its random numbers."""
+        if self._feed is not None:
+            self._position = {**self._feed.position(), "loop": self._loop}
+        return {"random": randomness.capture(), "data": self._position}
+
     def _capture(self) -> tuple[Parts, tuple[str, ...]]:
         """This rank's state, and the names of the parts that it need not write if rank 0 has the same."""
         sharing = self._state.sharing
         parts = self._state.capture(weights=self._leads or sharing is not Sharing.REPLICATED)
-        if self._feed is not None:
-            self._position = {**self._feed.position(), "loop": self._loop}
-        parts[OWN] |= {"random": randomness.capture(), "data": self._position}
+        parts[OWN] |= self._own()
         match sharing:
             case Sharing.REPLICATED:
                 return parts, (BUFFERS, REST)

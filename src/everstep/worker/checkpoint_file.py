@@ -1,9 +1,7 @@
-"""Files that are durable or known to have failed: a sink for `torch.save` that hashes, and the fsyncs; no protocol."""
+"""A sink for `torch.save` that hashes what passes and keeps the first error of the disk; it knows no protocol."""
 
 import io
-import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import IO, Any, cast
 
 import torch
@@ -57,20 +55,3 @@ def digest_of(part: dict[str, Any]) -> str:
     sink = Sink(None, lambda: None)
     torch.save(part, cast("IO[bytes]", sink))
     return sink.seal.hexdigest()
-
-
-def write_durably(path: Path, content: bytes) -> None:
-    """A new small file that survives a power cut once its folder is synced too."""
-    with path.open("xb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def sync_folder(path: Path) -> None:
-    """Make the names in a folder durable."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)

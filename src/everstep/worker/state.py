@@ -51,7 +51,7 @@ class TrainingState:
         _refuse_unsupported(model, optimizer, scheduler, extra)
         self.model = unwrapped(model)
         self.ddp = next((m for m in model.modules() if isinstance(m, DistributedDataParallel)), None)
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._others: dict[str, Stateful] = {f"extra[{name!r}]": value for name, value in extra.items()}
         if scheduler is not None:
             self._others["scheduler"] = scheduler
@@ -82,8 +82,8 @@ class TrainingState:
             _reshard(self.model)
             parts: Parts = {
                 BUFFERS: {name: compact(buffer) for name, buffer in self.model.named_buffers()},
-                REST: self._rest(),
-                OWN: {"gradients": self._gradients()},
+                REST: self.rest(),
+                OWN: {"gradients": self.gradients()},
             }
             if weights:
                 parts[WEIGHTS] = {
@@ -124,7 +124,12 @@ class TrainingState:
         for name, state in rest["others"].items():
             self._others[name].load_state_dict(state)
 
-    def _rest(self) -> dict[str, Any]:
+    def reshard(self) -> None:
+        """See `_reshard`. Call it before looking at live tensors, under `no_grad`."""
+        _reshard(self.model)
+
+    def rest(self) -> dict[str, Any]:
+        """The state of the scheduler, the extra objects and modules with an extra state, as plain values."""
         extras = {
             name: plain(module.get_extra_state(), f"the extra state of {name or 'the model'}")
             for name, module in self.model.named_modules()
@@ -135,7 +140,7 @@ class TrainingState:
             "others": {name: plain(other.state_dict(), name) for name, other in self._others.items()},
         }
 
-    def _gradients(self) -> dict[str, Tensor | None]:
+    def gradients(self) -> dict[str, Tensor | None]:
         """Gradients by name. Values are needed in the middle of an accumulation only; else that there was one does."""
         present = ((name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None)
         return {name: None if self._stepped else compact(gradient) for name, gradient in present}
@@ -147,9 +152,9 @@ class TrainingState:
                 _copy_in(f"the gradient of {name}", local(parameter.grad), value)
 
     def _optimizer_state(self) -> dict[str, Any]:
-        state = self._optimizer.state_dict()
+        state = self.optimizer.state_dict()
         sharded: dict[Any, list[str]] = {}
-        for parameter, (index, values) in zip(self._parameters_of(state), state["state"].items(), strict=True):
+        for parameter, (index, values) in zip(self.parameters_of(state), state["state"].items(), strict=True):
             for key, value in values.items():
                 if is_dtensor(value):
                     if value.placements != cast("Any", parameter).placements:
@@ -157,24 +162,24 @@ class TrainingState:
                     sharded.setdefault(index, []).append(key)
         return {"content": plain(state, "optimizer"), "sharded": sharded}
 
-    def _parameters_of(self, state: dict[str, Any]) -> Iterator[Tensor | None]:
+    def parameters_of(self, state: dict[str, Any]) -> Iterator[Tensor | None]:
         """The live parameters in the order of `state["state"]`; None for a state that belongs to no parameter."""
         names = [index for group in state["param_groups"] for index in group["params"]]
-        live = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        live = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
         by_name = dict(zip(names, live, strict=True))
         return (by_name.get(index) for index in state["state"])
 
     def _put_back_optimizer(self, saved: dict[str, Any]) -> None:
         state = saved["content"]
-        here = [len(group["params"]) for group in self._optimizer.param_groups]
+        here = [len(group["params"]) for group in self.optimizer.param_groups]
         if here != (there := [len(group["params"]) for group in state["param_groups"]]):
             raise ConfigError(f"the optimizer has groups of {here} parameters, the checkpoint of {there}")
-        for parameter, (index, values) in zip(self._parameters_of(state), state["state"].items(), strict=True):
+        for parameter, (index, values) in zip(self.parameters_of(state), state["state"].items(), strict=True):
             for key in saved["sharded"].get(index, ()):
                 values[key] = _sharded_like(parameter, values[key])
-        self._optimizer.load_state_dict(state)
-        for parameter, values in zip(self._parameters_of(state), state["state"].values(), strict=True):
-            live = self._optimizer.state[parameter] if parameter is not None else values
+        self.optimizer.load_state_dict(state)
+        for parameter, values in zip(self.parameters_of(state), state["state"].values(), strict=True):
+            live = self.optimizer.state[parameter] if parameter is not None else values
             for key, value in values.items():  # torch casts the state to the parameter's type, which would round it
                 if isinstance(value, Tensor) and live[key].dtype != value.dtype:
                     live[key] = value.to(device=live[key].device)

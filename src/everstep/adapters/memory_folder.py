@@ -1,0 +1,115 @@
+"""The folder of a run's memory tier in /dev/shm: made or taken over at the start, removed at the end.
+
+A start also removes what dead runs left. A run lives while someone holds the lock in its folder; it knows nothing
+of what lies there.
+"""
+
+import contextlib
+import fcntl
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep.domain.errors import WorldError
+
+SHARED_MEMORY = Path("/dev/shm")
+_LOCK_NAME = "lock"
+_PAUSE_S = 0.05
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MemoryFolder:
+    """A folder that is ours while `lock` is open."""
+
+    path: Path
+    lock: int
+
+    def release(self) -> None:
+        """Let others have it: whoever saves its content, or the next start."""
+        os.close(self.lock)
+
+
+def folder_of(run: str, parent: Path = SHARED_MEMORY) -> Path:
+    return parent / f"{_prefix()}{run}"
+
+
+def _prefix() -> str:
+    return f"everstep-memory-{os.getuid()}-"
+
+
+def open_folder(run: str, *, parent: Path = SHARED_MEMORY, patience_s: float = 60.0) -> MemoryFolder:
+    """The run's folder: the old one where the run died with it, else a new one. Removes those of other dead runs.
+
+    Args:
+        patience_s: how long to wait for a saver that still makes the old content durable.
+
+    Raises:
+        WorldError: no shared memory, or the folder stays in use.
+    """
+    try:
+        with _exclusive(parent):
+            _remove_dead(parent, besides=folder_of(run, parent))
+        deadline_s = time.monotonic() + patience_s
+        while True:
+            with _exclusive(parent):
+                path = folder_of(run, parent)
+                path.mkdir(mode=0o700, exist_ok=True)
+                if path.stat().st_uid != os.getuid():
+                    raise WorldError(f"{path} belongs to somebody else")
+                if (lock := _try_lock(path)) is not None:
+                    return MemoryFolder(path=path, lock=lock)
+            if time.monotonic() >= deadline_s:
+                raise WorldError(f"{path} is still in use after {patience_s:.0f} s")
+            time.sleep(_PAUSE_S)
+    except OSError as error:
+        raise WorldError(f"{parent} cannot be used ({error.strerror})") from error
+
+
+def share_lock(path: Path) -> int | None:
+    """Hold the run alive too, beside its owner; None when the folder is gone."""
+    try:
+        fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return None
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    return fd
+
+
+def remove_folder(path: Path) -> None:
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def _try_lock(path: Path) -> int | None:
+    """Lock the folder: alone for a moment, so that nobody else is there, then shared, so that the saver may join."""
+    fd = os.open(path / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    fcntl.flock(fd, fcntl.LOCK_SH)
+    return fd
+
+
+def _remove_dead(parent: Path, *, besides: Path) -> None:
+    for path in parent.glob(f"{_prefix()}*"):
+        if path == besides or not path.is_dir() or path.stat().st_uid != os.getuid():
+            continue
+        with contextlib.suppress(OSError):  # gone meanwhile
+            if (lock := _try_lock(path)) is not None:
+                shutil.rmtree(path, ignore_errors=True)
+                os.close(lock)
+
+
+@contextlib.contextmanager
+def _exclusive(parent: Path) -> Iterator[None]:
+    """One start at a time looks at the folders, so that none is removed between its making and its lock."""
+    fd = os.open(parent / f"{_prefix()}starts.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

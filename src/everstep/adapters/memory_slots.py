@@ -1,0 +1,299 @@
+"""The memory tier's pages in shared memory: a header for each slot of each rank, the plan of saves, the saver's word.
+
+Everything is a file in one folder, so that a dead rank's slots can be read by whoever maps them. It knows numbers and
+checksums, not what is inside of a slot.
+"""
+
+import mmap
+import os
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from everstep.domain.errors import WorldError
+from everstep.policy.checkpoints import Slot, SlotState
+
+SLOT_COUNT = 3
+HEADER_BYTES = 4096
+_MAGIC, _VERSION = b"EVSTMEM1", 1
+_HEADER = struct.Struct("<8sIIQ32sQQIIIII")  # + crc32 of these fields
+_CRC = struct.Struct("<I")
+_FACTS_AT = _HEADER.size + _CRC.size
+FACTS_BYTES_MAX = HEADER_BYTES - _FACTS_AT
+_PLAN = struct.Struct("<QQQQI")  # from step, stride, later from step, later stride, world size
+_WORD = struct.Struct(
+    "<QQQdQQQQ"
+)  # pinned step, durable step, its bytes and seconds, saves, failures, failed step, pid
+PLAN_NAME, WORD_NAME, JOB_NAME = "plan", "saver", "job.json"
+_PAGE = 4096
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SlotHeader:
+    """What a complete slot says of itself.
+
+    Attributes:
+        layout: digest of names, shapes and places of what is inside, 32 hexadecimal digits.
+        image_bytes, rest_bytes: sizes of the two files.
+        image_seal, rest_seal: their checksums (worker/memory_image.py tells of what kind).
+        attempt: which wrote it.
+        facts: JSON for the manifest.
+    """
+
+    state: SlotState = SlotState.EMPTY
+    step: int = 0
+    layout: str = ""
+    image_bytes: int = 0
+    rest_bytes: int = 0
+    image_seal: int = 0
+    rest_seal: int = 0
+    attempt: int = 0
+    facts: bytes = b""
+
+    def pack(self) -> bytes:
+        fields = _HEADER.pack(
+            _MAGIC,
+            _VERSION,
+            self.state,
+            self.step,
+            self.layout.encode(),
+            self.image_bytes,
+            self.rest_bytes,
+            self.image_seal,
+            self.rest_seal,
+            self.attempt,
+            len(self.facts),
+            zlib.crc32(self.facts),
+        )
+        return fields + _CRC.pack(zlib.crc32(fields))
+
+
+def image_path(folder: Path, rank: int, slot: int) -> Path:
+    """The slot's tensors, a file that `torch.load` reads."""
+    return folder / f"rank-{rank:05d}.slot-{slot}.pt"
+
+
+def rest_path(folder: Path, rank: int, slot: int) -> Path:
+    """What changes its size from save to save, a file that `torch.load` reads."""
+    return folder / f"rank-{rank:05d}.rest-{slot}.pt"
+
+
+def _header_path(folder: Path, rank: int) -> Path:
+    return folder / f"rank-{rank:05d}.headers"
+
+
+def _map(path: Path, size: int) -> mmap.mmap:
+    """A page of shared memory, made with zeros where it does not exist.
+
+    Raises:
+        WorldError: shared memory is full, gone or not ours.
+    """
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, size)  # a full /dev/shm must fail here and not by SIGBUS
+            return mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise WorldError(f"cannot use {path.name} in shared memory: {error.strerror}") from error
+
+
+class RankSlots:
+    """The headers of one rank's slots. Its owner writes, everyone reads.
+
+    Raises:
+        WorldError: shared memory is full, gone or not ours.
+    """
+
+    def __init__(self, folder: Path, rank: int) -> None:
+        self._memory = _map(_header_path(folder, rank), SLOT_COUNT * HEADER_BYTES)
+
+    def read(self, slot: int) -> SlotHeader:
+        """The header; one that is torn or of another version reads as a slot in writing."""
+        at = slot * HEADER_BYTES
+        fields = self._memory[at : at + _HEADER.size]
+        (
+            magic,
+            version,
+            state,
+            step,
+            layout,
+            image_bytes,
+            rest_bytes,
+            image_seal,
+            rest_seal,
+            attempt,
+            size,
+            facts_crc,
+        ) = _HEADER.unpack(fields)
+        if magic == bytes(8):
+            return SlotHeader()
+        (crc,) = _CRC.unpack_from(self._memory, at + _HEADER.size)
+        if magic != _MAGIC or version != _VERSION or crc != zlib.crc32(fields) or size > FACTS_BYTES_MAX:
+            return SlotHeader(state=SlotState.WRITING)
+        facts = self._memory[at + _FACTS_AT : at + _FACTS_AT + size]
+        if state == SlotState.COMPLETE and facts_crc != zlib.crc32(facts):
+            return SlotHeader(state=SlotState.WRITING)
+        return SlotHeader(
+            state=SlotState(state),
+            step=step,
+            layout=layout.rstrip(b"\0").decode(errors="replace"),
+            image_bytes=image_bytes,
+            rest_bytes=rest_bytes,
+            image_seal=image_seal,
+            rest_seal=rest_seal,
+            attempt=attempt,
+            facts=facts,
+        )
+
+    def slots(self) -> list[Slot]:
+        """State and step of each."""
+        headers = (self.read(slot) for slot in range(SLOT_COUNT))
+        return [Slot(state=header.state, step=header.step) for header in headers]
+
+    def write(self, slot: int, header: SlotHeader) -> None:
+        """Say what the slot holds; `COMPLETE` comes last, when everything it speaks of is there."""
+        at = slot * HEADER_BYTES
+        packed = header.pack()
+        self._memory[at + _FACTS_AT : at + _FACTS_AT + len(header.facts)] = header.facts
+        self._memory[at : at + len(packed)] = packed
+
+    def find(self, step: int) -> int | None:
+        """The slot that holds a step completely."""
+        for slot in range(SLOT_COUNT):
+            header = self.read(slot)
+            if header.state is SlotState.COMPLETE and header.step == step:
+                return slot
+        return None
+
+    def close(self) -> None:
+        self._memory.close()
+
+
+def ranks_present(folder: Path) -> list[int]:
+    """The ranks that have headers in a folder, ascending."""
+    return sorted(int(path.name[5:10]) for path in folder.glob("rank-?????.headers"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavePlan:
+    """When to save to memory: every `stride` steps from `from_step`; from `later_from` on, every `later_stride`.
+
+    A stride of 0 means not at all. Rank 0 writes it, with `later_from` well ahead of every rank.
+    """
+
+    from_step: int = 0
+    stride: int = 0
+    later_from: int = 0
+    later_stride: int = 0
+    world_size: int = 0
+
+    def due(self, step: int) -> bool:
+        start, stride = (
+            (self.later_from, self.later_stride) if step >= self.later_from > 0 else (self.from_step, self.stride)
+        )
+        return stride > 0 and step >= start and (step - start) % stride == 0
+
+    def is_off(self, step: int) -> bool:
+        return (self.later_stride if step >= self.later_from > 0 else self.stride) == 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaverWord:
+    """What the saver last said.
+
+    Attributes:
+        pinned: the step it is reading, whose slots stay; 0 when none.
+        durable: the newest step that it made durable, with its size and the seconds it took.
+        saves, failures: how many of each so far; `failed` is the step of the last failure.
+    """
+
+    pinned: int = 0
+    durable: int = 0
+    size_bytes: int = 0
+    took_s: float = 0.0
+    saves: int = 0
+    failures: int = 0
+    failed: int = 0
+    pid: int = 0
+
+
+class SavePages:
+    """The plan of saves and the saver's word. Each has one writer; every read costs about a microsecond.
+
+    Raises:
+        WorldError: shared memory is full, gone or not ours.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._plan = _map(folder / PLAN_NAME, _PAGE)
+        self._word = _map(folder / WORD_NAME, _PAGE)
+
+    def plan(self) -> SavePlan:
+        from_step, stride, later_from, later_stride, world_size = (int(n) for n in _read(self._plan, _PLAN))
+        return SavePlan(
+            from_step=from_step,
+            stride=stride,
+            later_from=later_from,
+            later_stride=later_stride,
+            world_size=world_size,
+        )
+
+    def write_plan(self, plan: SavePlan) -> None:
+        _write(
+            self._plan,
+            _PLAN.pack(plan.from_step, plan.stride, plan.later_from, plan.later_stride, plan.world_size),
+        )
+
+    def word(self) -> SaverWord:
+        pinned, durable, size_bytes, took_s, saves, failures, failed, pid = _read(self._word, _WORD)
+        return SaverWord(
+            pinned=int(pinned),
+            durable=int(durable),
+            size_bytes=int(size_bytes),
+            took_s=took_s,
+            saves=int(saves),
+            failures=int(failures),
+            failed=int(failed),
+            pid=int(pid),
+        )
+
+    def write_word(self, word: SaverWord) -> None:
+        _write(
+            self._word,
+            _WORD.pack(
+                word.pinned,
+                word.durable,
+                word.size_bytes,
+                word.took_s,
+                word.saves,
+                word.failures,
+                word.failed,
+                word.pid,
+            ),
+        )
+
+    def close(self) -> None:
+        self._plan.close()
+        self._word.close()
+
+
+_COPIES = (0, 512)
+"""A page holds its content twice, each with a checksum: a writer that dies in the middle of one leaves the other."""
+
+
+def _write(memory: mmap.mmap, content: bytes) -> None:
+    sealed = content + _CRC.pack(zlib.crc32(content))
+    for at in _COPIES:
+        memory[at : at + len(sealed)] = sealed
+
+
+def _read(memory: mmap.mmap, form: struct.Struct) -> Sequence[float]:
+    for at in _COPIES:
+        content = memory[at : at + form.size]
+        if _CRC.unpack_from(memory, at + form.size)[0] == zlib.crc32(content):
+            return form.unpack(content)
+    return form.unpack(bytes(form.size))

@@ -1,0 +1,467 @@
+"""The memory tier as `attach` uses it: opened by all ranks together, then saved to without a collective.
+
+It knows when to save and which slot to take; docs/attach.md tells what it survives. Where it cannot be used, it says
+why once, and checkpoints go to disk alone.
+"""
+
+import hashlib
+import logging
+import math
+import os
+import shutil
+import time
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import msgspec
+import torch
+
+from everstep.adapters.memory_slots import (
+    FACTS_BYTES_MAX,
+    JOB_NAME,
+    SLOT_COUNT,
+    RankSlots,
+    SavePages,
+    SavePlan,
+    SlotHeader,
+    image_path,
+    rest_path,
+)
+from everstep.domain.errors import ConfigError, EvidenceError, WorldError
+from everstep.domain.events import CheckpointFailed, CheckpointSaved
+from everstep.domain.ids import Attempt
+from everstep.policy.checkpoints import Slot, SlotState, committed_steps, slot_to_write
+from everstep.worker.checkpoint_manifest import Manifest, folder_name
+from everstep.worker.checkpoint_schedule import SaveConfig
+from everstep.worker.memory_image import Image, lay_out, lay_out_like, remove, write_rest
+from everstep.worker.memory_state import Bulk, Unfit, shares_of
+from everstep.worker.observer import Observer
+from everstep.worker.ranks import Ranks
+from everstep.worker.state import OWN, TrainingState
+
+_log = logging.getLogger(__name__)
+STALL_SHARE = 0.01
+"""Saving to memory may take at most this share of the time of training."""
+_ROOM_SHARE = 0.5
+"""The slots of all ranks may take at most this share of the memory that is free."""
+_ASSUMED_BYTES_PER_S = 2e9
+_AHEAD_STEPS = 32
+"""How far ahead a new stride is announced: no rank of a job that trains together is that far from another."""
+_SILENT_SAVES_MAX = 8
+_WAIT_FOR_STEP_MAX = 16
+STRIDE_MAX = 100_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SaverOrder:
+    """What rank 0 tells the saver, in job.json.
+
+    Attributes:
+        directory: where checkpoints go.
+        every_steps, every_s, keep: as in `SaveConfig`.
+    """
+
+    directory: str
+    world_size: int
+    every_steps: int | None
+    every_s: float
+    keep: int
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Bid:
+    """One rank's word before the tier is opened."""
+
+    unfit: str = ""
+    is_early: bool = False
+    size_bytes: int = 0
+    layout: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Opening:
+    """Rank 0's word: the layout of all together and the first stride, or why not; `is_early` is worth another try."""
+
+    problem: str = ""
+    is_early: bool = False
+    layout: str = ""
+    stride: int = 0
+
+
+class MemoryTier:
+    """One rank's side. `open` is a collective, the rest is not.
+
+    Args:
+        folder: the run's folder in shared memory; None where nobody gave one.
+    """
+
+    def __init__(self, folder: Path | None, ranks: Ranks, observer: Observer, config: SaveConfig) -> None:
+        self._folder = folder
+        self._ranks = ranks
+        self._observer = observer
+        self._config = config
+        self._closed = folder is None
+        self._layout = ""
+        self._bulk: Bulk | None = None
+        self._images: list[Image] = []
+        self._headers: list[RankSlots] = []
+        self._pages: SavePages | None = None
+        self._pace = _Pace()
+        self._saves_told = self._failures_told = 0
+        self._deferred = 0
+        self._saved_since_commit = self._committed = 0
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether `open` may still succeed. The same on every rank."""
+        return not self._closed and self._pages is None
+
+    def is_on(self, step: int) -> bool:
+        """Whether saves after `step` go to memory. The same on every rank."""
+        return self._pages is not None and not self._pages.plan().is_off(step)
+
+    def open(self, state: TrainingState, directory: Path, step: int) -> None:
+        """Lay out the slots, or say why not, or leave it for later. A collective, also where it fails."""
+        assert self._folder is not None
+        share, count = shares_of(state.sharing, self._ranks.rank, self._ranks.world_size)
+        bid = self._bid(state, share, count)
+        bids = [msgspec.json.decode(b, type=_Bid) for b in self._ranks.gather(msgspec.json.encode(bid))]
+        opening = self._tell(self._judge(bids, step) if self._ranks.leads else _Opening())
+        if opening.is_early:
+            return
+        problem = opening.problem
+        if not problem:
+            self._layout = opening.layout
+            mine = self._lay_out()
+            problem = next((p.decode() for p in self._ranks.gather(mine.encode()) if p), "")
+        if problem:
+            self._close(problem)
+            return
+        if self._ranks.leads:
+            self._order_saver(directory)
+            self._start_plan(step, opening.stride)
+        self._ranks.broadcast(b"the plan is written")
+
+    def note_step(self, step: int) -> None:
+        """A step has ended: measure from the first one on."""
+        self._pace.begin(step)
+
+    def due(self, step: int, *, stepped: bool) -> bool:
+        """Whether to save to memory now; called once for each step.
+
+        Args:
+            stepped: the optimizer stepped; in the middle of an accumulation the save waits for it, but not for ever.
+        """
+        assert self._pages is not None
+        every = self._config.every_steps
+        wanted = self._deferred > 0 or self._pages.plan().due(step) or bool(every and step % every == 0)
+        if not wanted:
+            return False
+        if not stepped and self._deferred < _WAIT_FOR_STEP_MAX:
+            self._deferred += 1
+            return False
+        self._deferred = 0
+        return True
+
+    def save(self, step: int, own: dict[str, object], draft: Manifest) -> None:
+        """Copy this rank's state to a free slot. Never raises for want of room or fit: it stops and says so once.
+
+        Args:
+            own: what OWN holds beside gradients.
+        """
+        assert self._bulk is not None
+        assert self._pages is not None
+        started_s = time.monotonic()
+        slots = [headers.slots() for headers in self._headers]
+        slot = slot_to_write(self._ranks.rank, slots, self._pins(slots))
+        if slot is not None:
+            try:
+                self._write(slot, step, own, draft)
+            except (Unfit, OSError) as problem:
+                self._images = []
+                self._give_up(f"saving to memory stopped at step {step}: {problem}")
+                return
+        self._pace.saved(step, time.monotonic() - started_s)
+        if self._ranks.leads:
+            self._adjust(step)
+
+    def tell_news(self, directory: Path, attempt: int) -> None:
+        """What the saver has done since the last call, as notes. For rank 0."""
+        if self._pages is None or not self._ranks.leads:
+            return
+        word, notes = self._pages.word(), self._observer.notes
+        if word.saves != self._saves_told:
+            self._saves_told = word.saves
+            shown = folder_name(word.durable)
+            paths = self._observer.paths
+            inside = paths is not None and directory == Path(paths.checkpoints)
+            notes.write(
+                CheckpointSaved(
+                    at_s=notes.now_s(),
+                    attempt=Attempt(attempt),
+                    step=word.durable,
+                    path=f"{directory.name}/{shown}" if inside else str(directory / shown),
+                    size_bytes=word.size_bytes,
+                    duration_s=word.took_s,
+                )
+            )
+        if word.failures != self._failures_told:
+            self._failures_told = word.failures
+            assert self._folder is not None
+            reason = _first_line(self._folder / "saver.error")
+            notes.write(CheckpointFailed(at_s=notes.now_s(), attempt=Attempt(attempt), step=word.failed, reason=reason))
+            _log.warning("everstep: %s; training goes on, and the newest state is in memory", reason)
+
+    # Opening.
+
+    def _bid(self, state: TrainingState, share: int, count: int) -> _Bid:
+        if not state.optimizer.state:
+            return _Bid(is_early=True)
+        try:
+            self._bulk = Bulk(state, share=share, share_count=count)
+        except Unfit as problem:
+            return _Bid(unfit=str(problem))
+        return _Bid(size_bytes=self._bulk.size_bytes, layout=self._bulk.layout())
+
+    def _judge(self, bids: list[_Bid], step: int) -> _Opening:
+        if any(bid.is_early for bid in bids):
+            return _Opening(is_early=True)
+        if unfit := next((bid.unfit for bid in bids if bid.unfit), ""):
+            return _Opening(problem=unfit)
+        layout = msgspec.json.encode([bid.layout for bid in bids])
+        name = hashlib.blake2b(layout, digest_size=16).hexdigest()
+        assert self._folder is not None
+        need = SLOT_COUNT * sum(bid.size_bytes for bid in bids)
+        there = sum(path.stat().st_size for path in self._folder.iterdir())
+        room = _room_bytes(self._folder)
+        if need - there > room * _ROOM_SHARE:
+            return _Opening(
+                problem=f"{SLOT_COUNT} slots for each of {len(bids)} ranks take {need / 1e9:.1f} GB, and of "
+                f"{room / 1e9:.1f} GB of free memory they may take half"
+            )
+        stall_s = max(bid.size_bytes for bid in bids) / _ASSUMED_BYTES_PER_S
+        return _Opening(layout=name, stride=self._pace.stride(step, stall_s) or 1)
+
+    def _lay_out(self) -> str:
+        """Make or take over this rank's slots; what went wrong."""
+        assert self._bulk is not None
+        assert self._folder is not None
+        rank = self._ranks.rank
+        try:
+            self._headers = [RankSlots(self._folder, number) for number in range(self._ranks.world_size)]
+            paths = [image_path(self._folder, rank, slot) for slot in range(SLOT_COUNT)]
+            self._images = []
+            model: Path | None = None
+            for slot, path in enumerate(paths):
+                image = self._taken_over(slot, path)
+                if image is None:
+                    self._headers[rank].write(slot, SlotHeader())
+                    if model is None:
+                        lay_out(path, self._bulk.to_save())
+                    else:
+                        lay_out_like(path, model)
+                    image = Image(path)
+                self._images.append(image)
+                model = path
+                self._observer.beat()
+            self._pages = SavePages(self._folder)
+        except (OSError, WorldError, EvidenceError, ConfigError) as error:
+            return f"rank {rank}: {error}"
+        return ""
+
+    def _taken_over(self, slot: int, path: Path) -> Image | None:
+        """The slot of an earlier attempt, where it has the same layout; what it holds stays."""
+        assert self._bulk is not None
+        header = self._headers[self._ranks.rank].read(slot)
+        if header.layout != self._layout or not path.exists():
+            return None
+        try:
+            image = Image(path)
+        except (EvidenceError, ConfigError):
+            return None
+        return image if image.fits(self._bulk.capture()[0]) else None
+
+    def _order_saver(self, directory: Path) -> None:
+        assert self._folder is not None
+        order = SaverOrder(
+            directory=str(directory),
+            world_size=self._ranks.world_size,
+            every_steps=self._config.every_steps,
+            every_s=self._config.every_s,
+            keep=self._config.keep,
+            attempt=self._observer.paths.attempt if self._observer.paths else 0,
+        )
+        fresh = self._folder / f"{JOB_NAME}.new"
+        fresh.write_bytes(msgspec.json.encode(asdict(order)))
+        fresh.rename(self._folder / JOB_NAME)
+
+    def _start_plan(self, step: int, stride: int) -> None:
+        assert self._pages is not None
+        word = self._pages.word()
+        self._saves_told, self._failures_told = word.saves, word.failures
+        self._pages.write_plan(SavePlan(from_step=step, stride=stride, world_size=self._ranks.world_size))
+
+    def _close(self, problem: str) -> None:
+        """The tier stays shut in this attempt; what an earlier one left is not needed any more."""
+        self._closed = True
+        self._pages = None
+        self._images = []
+        if self._folder is not None:
+            for slot in range(SLOT_COUNT):
+                if self._headers:
+                    self._headers[self._ranks.rank].write(slot, SlotHeader())
+                remove(image_path(self._folder, self._ranks.rank, slot))
+                remove(rest_path(self._folder, self._ranks.rank, slot))
+        if self._ranks.leads:
+            _log.warning("everstep keeps no checkpoints in memory: %s; they go to disk only", problem)
+
+    def _tell(self, message: _Opening) -> _Opening:
+        return msgspec.json.decode(self._ranks.broadcast(msgspec.json.encode(message)), type=_Opening)
+
+    # Saving.
+
+    def _write(self, slot: int, step: int, own: dict[str, object], draft: Manifest) -> None:
+        assert self._bulk is not None
+        assert self._folder is not None
+        if not self._images:
+            return  # given up
+        headers, image = self._headers[self._ranks.rank], self._images[slot]
+        tensors, small = self._bulk.capture()
+        writing = SlotHeader(state=SlotState.WRITING, step=step, layout=self._layout)
+        headers.write(slot, writing)
+        small[OWN] |= own
+        image.copy_in(tensors)
+        rest_bytes, rest_seal = write_rest(rest_path(self._folder, self._ranks.rank, slot), small)
+        facts = msgspec.json.encode(replace(draft, layout=self._layout))
+        if len(facts) > FACTS_BYTES_MAX:
+            doubt = "everstep had more doubts than it could keep"
+            facts = msgspec.json.encode(replace(draft, layout=self._layout, inexact_because=(doubt,)))
+        headers.write(
+            slot,
+            replace(
+                writing,
+                state=SlotState.COMPLETE,
+                image_bytes=image.size_bytes,
+                rest_bytes=rest_bytes,
+                image_seal=image.seal(),
+                rest_seal=rest_seal,
+                attempt=self._observer.paths.attempt if self._observer.paths else 0,
+                facts=facts,
+            ),
+        )
+
+    def _pins(self, slots: list[list[Slot]]) -> set[int]:
+        """Steps that the saver reads, or is to read because the script asked for them."""
+        assert self._pages is not None
+        word = self._pages.word()
+        pins = {word.pinned}
+        if every := self._config.every_steps:
+            wanted = [s for s in committed_steps(slots) if s % every == 0 and s > word.durable]
+            pins.update(wanted[:1])
+        return pins
+
+    def _give_up(self, problem: str) -> None:
+        """This rank saves no more, so nothing is complete on all ranks any more; rank 0 sees that and ends the plan."""
+        _log.warning("everstep: rank %d: %s; checkpoints go to disk only", self._ranks.rank, problem)
+
+    def _adjust(self, step: int) -> None:
+        """Announce another stride where the measured cost asks for it, or the end of the tier where it does no good."""
+        assert self._pages is not None
+        plan = self._pages.plan()
+        newest = next(iter(committed_steps([headers.slots() for headers in self._headers])), 0)
+        self._saved_since_commit = 0 if newest > self._committed else self._saved_since_commit + 1
+        self._committed = max(newest, self._committed)
+        if step < plan.later_from:
+            return  # announced, and not there yet
+        start, stride = (plan.later_from, plan.later_stride) if plan.later_from else (plan.from_step, plan.stride)
+        wanted = self._pace.stride(step, None)
+        if self._saved_since_commit >= _SILENT_SAVES_MAX:
+            wanted = 0
+            _log.warning("everstep: no save to memory was complete on all ranks of late; checkpoints go to disk only")
+        if wanted is None or (wanted and stride * 0.7 <= wanted <= stride * 1.3):
+            return
+        later = SavePlan(
+            from_step=start,
+            stride=stride,
+            later_from=step + max(_AHEAD_STEPS, 4 * stride),
+            later_stride=wanted,
+            world_size=plan.world_size,
+        )
+        self._pages.write_plan(later)
+        self._pace.restart(step)
+
+
+class _Pace:
+    """Measures what a save to memory costs beside a step."""
+
+    def __init__(self) -> None:
+        self._stalls_s: list[float] = []
+        self._since_s = 0.0
+        self._since_step = -1
+        self._stalled_s = 0.0
+
+    def begin(self, step: int) -> None:
+        """Measure from here, once."""
+        if self._since_step < 0:
+            self.restart(step)
+
+    def restart(self, step: int) -> None:
+        self._since_s, self._since_step, self._stalled_s = time.monotonic(), step, 0.0
+        self._stalls_s = []
+
+    def saved(self, step: int, stall_s: float) -> None:
+        self.begin(step)
+        self._stalls_s.append(stall_s)
+        self._stalled_s += stall_s
+
+    def stride(self, step: int, assumed_s: float | None) -> int | None:
+        """Steps between two saves for the allowed share of time; None while too little is known."""
+        steps = step - self._since_step
+        if self._since_step < 0 or steps < 1 or (assumed_s is None and len(self._stalls_s) < 5):
+            return None
+        step_s = max((time.monotonic() - self._since_s - self._stalled_s) / steps, 1e-6)
+        stalls = sorted(self._stalls_s[1:])  # the first one touches pages
+        stall_s = stalls[len(stalls) // 2] if assumed_s is None else assumed_s
+        return min(STRIDE_MAX, max(1, math.ceil(stall_s / (STALL_SHARE * step_s))))
+
+
+def _room_bytes(folder: Path) -> float:
+    """Memory that may still be taken: of the file system, of the machine, of the container."""
+    rooms = [float(shutil.disk_usage(folder).free)]
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    rooms += [int(line.split()[1]) * 1024.0 for line in lines if line.startswith("MemAvailable:")]
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        if limit != "max":
+            rooms.append(float(limit) - float(Path("/sys/fs/cgroup/memory.current").read_text()))
+    except (OSError, ValueError):
+        rooms.append(math.inf)
+    return min(rooms)
+
+
+def _first_line(path: Path) -> str:
+    try:
+        return path.read_text().splitlines()[0]
+    except (OSError, IndexError):
+        return "a checkpoint could not be made durable"
+
+
+def memory_folder(observer: Observer) -> Path | None:
+    """The folder that `everstep run` gave; None outside of it."""
+    given = observer.paths.memory if observer.paths else ""
+    return Path(given) if given and os.path.isdir(given) else None  # noqa: PTH112
+
+
+def draft_of(step: int, world_size: int, interval_steps: int, doubts: tuple[str, ...], replicated: bool) -> Manifest:
+    """A manifest without its files."""
+    return Manifest(
+        step=step,
+        world_size=world_size,
+        torch=str(torch.__version__),
+        thread_count=torch.get_num_threads(),
+        interval_steps=interval_steps,
+        inexact_because=doubts,
+        files=(),
+        replicated=replicated,
+    )
