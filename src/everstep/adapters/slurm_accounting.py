@@ -1,7 +1,7 @@
 """Slurm's accounting as `sacct -P` prints it: jobs with their state, hosts and time, out of text that is often broken.
 
-Fields hold line breaks and bytes that are no UTF-8, and lines are cut off; what can be put together again is, the rest is
-counted. It knows nothing of what a state means for a plan.
+Fields hold line breaks and bytes that are no UTF-8, and lines are cut off; what can be put together again is, the rest
+is counted. It knows nothing of what a state means for a plan.
 """
 
 import re

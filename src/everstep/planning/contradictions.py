@@ -22,25 +22,25 @@ class Contradiction:
 
 CONTRADICTIONS: tuple[Contradiction, ...] = (
     Contradiction(
-        about=("2407.21783",),
+        about=("Table 5", "prior"),
         claim="Llama 3, Table 5 prints 30.1 % for Faulty GPU, and the text says 58.7 % GPU issues.",
         check="148 of 419 is 35.3 %, GPU causes together are 268 of 419 = 64.0 %; the printed column sums to 94.9 %.",
         used="the counts",
     ),
     Contradiction(
-        about=("2407.21783",),
+        about=("Table 5", "prior"),
         claim='Llama 3, section 3.3.4: "approximately 78 %" of interruptions are confirmed or suspected hardware.',
         check="GPU and host causes are 69.0 %, with unplanned maintenance 76.6 %, with watchdog timeouts too 78.3 %.",
         used="the counts by cause",
     ),
     Contradiction(
-        about=("2407.21783",),
+        about=("Table 5", "prior"),
         claim="Meta's post of July 2025 has a third share: over 66 % from memory, compute and switches.",
         check="it is neither the printed column's sum nor that of the counts.",
         used="the counts",
     ),
     Contradiction(
-        about=("2407.21783",),
+        about=("2407.21783, section 3.3.1",),
         claim='Llama 3, section 3.3.4: power swings "on the order of tens of megawatts".',
         check="16,384 GPUs × 700 W are 11.5 MW in all: tens of megawatts need hosts and network too, or more jobs.",
         used="GPU power × (1 − what a waiting or idle GPU draws)",

@@ -184,6 +184,7 @@ KEYS: tuple[Key, ...] = (
         meaning="share of the time in which the spares must suffice",
         low=0.5,
         high=0.99999,
+        includes_low=True,
         assumed=0.99,
         why="P99, the usual rule",
     ),

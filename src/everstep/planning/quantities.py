@@ -45,7 +45,7 @@ _UNITS: tuple[tuple[str, dict[str, float], str], ...] = (
     ),
     ("_count", _COUNTS, "a number, or '16k', '405B', '15.6T'"),
 )
-_NO_UNITS = ("", dict[str, float](), "a number")
+_NO_UNITS: tuple[str, dict[str, float], str] = ("", {}, "a number")
 
 
 def quantity(key: str, value: object) -> float:
@@ -73,5 +73,7 @@ def quantity(key: str, value: object) -> float:
 
 def unit_of(key: str) -> tuple[str, dict[str, float], str]:
     """The end of the key that tells its unit, the units that a text may name, and what to write."""
+    if key == "failures_per_1000_host_days":
+        return _NO_UNITS
     name = "_flops" if key.startswith("flops_per") else key
     return next((units for units in _UNITS if name.endswith(units[0])), _NO_UNITS)

@@ -106,20 +106,22 @@ def _spares_plot(report: PlanReport) -> str:
     if report.inputs.spare_host_count is not None:
         marks.append(Mark(name="this plan", x=float(report.inputs.spare_host_count)))
     shares = _shares("time in which they suffice")
-    return _figure("Spare hosts against availability", axis, shares, curves, marks)
+    return _figure("Spare hosts against availability", axis, shares, curves, marks, legend_x=0.68)
 
 
 def _shares(name: str = "effective training time") -> Axis:
     return Axis(name=name, low=0.0, high=1.0, text=lambda value: f"{value * 100:.0f} %")
 
 
-def _figure(title: str, x: Axis, y: Axis, curves: Sequence[Curve], marks: Sequence[Mark]) -> str:
+def _figure(title: str, x: Axis, y: Axis, curves: Sequence[Curve], marks: Sequence[Mark], legend_x: float = 0.0) -> str:
     lines = [Line(name=curve.name, points=curve.points) for curve in curves]
-    drawn = plot(title, x=x, y=y, lines=lines, marks=marks)
+    drawn = plot(title, x=x, y=y, lines=lines, marks=marks, legend_x=legend_x)
     return f"<figure><figcaption>{escape(title)}</figcaption>\n{drawn}\n</figure>\n"
 
 
 def _gpus(value: float) -> str:
+    if value >= 1024**2:
+        return f"{value / 1024**2:,.0f}M"
     return f"{value / 1024:,.0f}k" if value >= 1024 else f"{value:.0f}"
 
 

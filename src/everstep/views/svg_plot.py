@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 
 WIDTH, HEIGHT = 720, 360
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 20, 16, 52
+_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 30, 16, 52
 _TICKS = 6
 _LEGEND_PX = 19
 
@@ -54,15 +54,22 @@ class Mark:
     x: float
 
 
-def plot(title: str, *, x: Axis, y: Axis, lines: Sequence[Line], marks: Sequence[Mark] = ()) -> str:
-    """The plot, scaled to its place in the page; `title` is for screen readers."""
+def plot(
+    title: str, *, x: Axis, y: Axis, lines: Sequence[Line], marks: Sequence[Mark] = (), legend_x: float = 0.0
+) -> str:
+    """The plot, scaled to its place in the page.
+
+    Args:
+        title: for screen readers.
+        legend_x: where the names of the lines begin, as a share of the width.
+    """
     parts = [
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(title)}" xmlns="http://www.w3.org/2000/svg">'
     ]
     parts += _grid(x, y)
     parts += [_mark(mark, x, at) for at, mark in enumerate(marks) if 0 <= x.place(mark.x) <= 1]
     parts += [_line(line, at, x, y) for at, line in enumerate(lines)]
-    parts += _legend(lines)
+    parts += _legend(lines, left=_LEFT + 10 + legend_x * (WIDTH - _LEFT - _RIGHT))
     return "\n".join([*parts, "</svg>"])
 
 
@@ -108,13 +115,13 @@ def _mark(mark: Mark, x: Axis, number: int) -> str:
     )
 
 
-def _legend(lines: Sequence[Line]) -> list[str]:
+def _legend(lines: Sequence[Line], *, left: float) -> list[str]:
     top = HEIGHT - _BOTTOM - 12 - (len(lines) - 1) * _LEGEND_PX
     parts = []
     for number, line in enumerate(lines):
         at = top + number * _LEGEND_PX
-        parts.append(f'<line class="line line-{number}" x1="{_LEFT + 10}" x2="{_LEFT + 34}" y1="{at}" y2="{at}"/>')
-        parts.append(f'<text class="legend" x="{_LEFT + 40}" y="{at + 4}">{escape(line.name)}</text>')
+        parts.append(f'<line class="line line-{number}" x1="{left:.0f}" x2="{left + 24:.0f}" y1="{at}" y2="{at}"/>')
+        parts.append(f'<text class="legend" x="{left + 30:.0f}" y="{at + 4}">{escape(line.name)}</text>')
     return parts
 
 
