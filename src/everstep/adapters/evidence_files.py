@@ -10,13 +10,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from everstep.adapters.clock import MonotonicClock
-from everstep.adapters.processes import ProcessStat, read_stat
+from everstep.adapters.operation_ring import RingView, parse_ring
+from everstep.adapters.processes import ProcessStat, read_stat, waits_for_lock
+from everstep.adapters.ring_trace import RankFacts, drained_groups, reduce_rings
 from everstep.adapters.roster import Roster, Worker
 from everstep.adapters.stacks import dump_stacks, main_thread
 from everstep.adapters.worker_server import Answer, ask, group_counts
 from everstep.domain.codec import to_json
+from everstep.domain.errors import EvidenceError
 from everstep.domain.evidence import EvidenceFile, GroupCounts, ProcessState, RankSummary
-from everstep.domain.ids import Attempt, HostId, IncidentId
+from everstep.domain.ids import Attempt, HostId, IncidentId, Rank
 
 _PING_S = 0.15
 _GIL_S = 0.12
@@ -24,10 +27,14 @@ _RECORDER_S = 1.0
 _STACKS_S = 0.12
 _ASKERS_MAX = 32
 _DIGEST_BYTES = 16
+_REFRESH = "everstep_refresh"
+"""`worker.recorder`'s handler: it runs Python, so it answers only when the GIL is free; then the ring is up to date."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answers:
+    """`python` says by its answer whether Python code runs; a worker without the recorder has no such handler."""
+
     alive: Answer
     python: Answer
     recorder: Answer
@@ -60,13 +67,17 @@ class EvidenceFiles:
             stacks = pool.submit(dump_stacks, {w.pid: w.stacks for w in able if w.page.observed()}, timeout_s=_STACKS_S)
             answers = dict(zip((w.pid for w in able), pool.map(_ask_all, able), strict=True))
         texts = stacks.result()
+        rings = {w.rank: w.ring.raw() for w in workers if w.ring is not None}
         summaries = [self._summary(w, stats[w.pid], answers.get(w.pid), texts.get(w.pid, "")) for w in workers]
+        summaries = self._with_traces(summaries, rings, {w.rank: w.pid for w in able})
         files: list[EvidenceFile] = []
         folder = self._folder / incident
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for worker in workers:
                 files += self._write(folder, worker, snapshot, answers.get(worker.pid), texts.get(worker.pid, ""))
+            for rank, ring in rings.items():
+                files.append(self._write_one(folder / f"rank-{rank}.{snapshot}.ring", ring))
             files.append(self._write_one(folder / f"snapshot-{snapshot}.json", to_json(summaries)))
         except OSError as error:  # a full disk must not cost the job its recovery; the summaries are in the ledger
             missing = f"files could not be written: {error.strerror}"
@@ -98,6 +109,35 @@ class EvidenceFiles:
             groups=groups,
             missing=tuple(missing),
         )
+
+    def _with_traces(
+        self, summaries: list[RankSummary], rings: dict[Rank, bytes], living: dict[Rank, int]
+    ) -> list[RankSummary]:
+        """Add what the rings say; a ring that makes no sense is said to be missing."""
+        views: dict[Rank, RingView] = {}
+        facts = {}
+        for place, summary in enumerate(summaries):
+            rank = summary.rank
+            try:
+                if rank in rings:
+                    views[rank] = parse_ring(rings[rank])
+            except EvidenceError as error:
+                summaries[place] = replace(summary, missing=(*summary.missing, str(error)))
+            stuck = summary.answers and not summary.gil_free
+            facts[rank] = RankFacts(
+                process=summary.process,
+                exit_code=summary.exit_code,
+                stack=summary.stack,
+                in_lock=waits_for_lock(living[rank]) if rank in living else None,
+                gil_free=summary.gil_free,
+                drained=drained_groups([(g.group, g.enqueued, g.completed) for g in summary.groups] if stuck else ()),
+            )
+        traces, memberships = reduce_rings(self._host, views, facts)
+        first = min(traces, default=None)
+        return [
+            replace(summary, trace=traces.get(summary.rank), memberships=memberships if summary.rank == first else ())
+            for summary in summaries
+        ]
 
     def _write(
         self, folder: Path, worker: Worker, snapshot: int, answers: _Answers | None, stack: str
@@ -136,5 +176,10 @@ def _ask_all(worker: Worker) -> _Answers:
     return _Answers(
         alive=alive,
         recorder=ask(path, "fr_trace_json", timeout_s=_RECORDER_S),
-        python=ask(path, "dump_traceback", timeout_s=_GIL_S),
+        python=_ask_python(path),
     )
+
+
+def _ask_python(path: str) -> Answer:
+    answer = ask(path, _REFRESH, timeout_s=_GIL_S)
+    return ask(path, "dump_traceback", timeout_s=_GIL_S) if "HTTP" in answer.problem else answer

@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from everstep.adapters.clock import MonotonicClock
+from everstep.adapters.operation_ring import RingReader, create_ring
 from everstep.adapters.processes import Watch, kill_run, read_stat, send_signal
 from everstep.adapters.progress_page import PageReader, create_page
 from everstep.adapters.rendezvous_store import RendezvousStores, Store
@@ -108,6 +109,7 @@ class LocalWorkers:
                 create_page(
                     Path(path.page), rank=path.rank, world_size=command.world_size, attempt=int(command.attempt)
                 )
+                create_ring(Path(path.ring), rank=path.rank)
             orders = [
                 ProcessOrder(
                     environment=self._environment(command, group_rank, share, paths[rank]),
@@ -237,6 +239,7 @@ class LocalWorkers:
             attempt=attempt,
             rank=rank,
             page=at("page"),
+            ring=at("ring"),
             server=at("sock"),
             stacks=at("stacks"),
             stack_signal=STACK_SIGNAL,
@@ -279,6 +282,7 @@ class LocalWorkers:
             rank=Rank(paths.rank),
             pid=pid,
             page=PageReader(Path(paths.page), to_run_s=self._clock.to_run_s),
+            ring=RingReader(Path(paths.ring)),
             server=Path(paths.server),
             stacks=Path(paths.stacks),
             error=Path(paths.error),
@@ -321,6 +325,8 @@ class LocalWorkers:
         folders = {worker.notes.parent for worker in self._roster.workers.values()}
         for worker in self._roster.workers.values():
             worker.page.close()
+            if worker.ring is not None:
+                worker.ring.close()
         self._roster.workers.clear()
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)

@@ -71,6 +71,15 @@ def read_stat(pid: int) -> ProcessStat:
     return ProcessStat(state=state, cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S)
 
 
+def waits_for_lock(pid: int) -> bool | None:
+    """Whether the main thread sleeps in a futex, as in a wait for another thread's work; None when not told."""
+    try:
+        place = Path(f"/proc/{pid}/wchan").read_text()
+    except OSError:
+        return None
+    return "futex" in place if place and place != "0" else None
+
+
 def send_signal(pid: int, number: int) -> bool:
     """Send a signal to a process; False when it is gone."""
     try:

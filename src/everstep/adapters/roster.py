@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from everstep.adapters.operation_ring import RingReader
 from everstep.adapters.progress_page import PageReader
 from everstep.domain.ids import Rank
 
@@ -13,6 +14,7 @@ class Worker:
 
     Attributes:
         page: its progress page, readable whatever becomes of the process.
+        ring: its operation ring, likewise; None where there is none.
         server, stacks, error, notes: paths of `WorkerPaths`.
     """
 
@@ -23,6 +25,7 @@ class Worker:
     stacks: Path
     error: Path
     notes: Path
+    ring: RingReader | None = None
     exit_code: int | None = None
 
 

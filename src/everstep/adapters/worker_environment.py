@@ -24,6 +24,7 @@ class WorkerPaths:
         run: the run's id.
         attempt, rank: what it is.
         page: its progress page.
+        ring: its operation ring.
         server: unix socket for its worker server.
         stacks: file for stack dumps, appended to at each `stack_signal`.
         error: JSON file for the exception that leaves the script.
@@ -38,6 +39,7 @@ class WorkerPaths:
     attempt: int
     rank: int
     page: str = ""
+    ring: str = ""
     server: str = ""
     stacks: str = ""
     stack_signal: int = 0

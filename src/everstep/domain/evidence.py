@@ -8,6 +8,7 @@ from enum import StrEnum
 
 from everstep.domain.ids import HostId, Rank
 from everstep.domain.phases import Phase
+from everstep.domain.recorder import Membership, RankTrace
 
 
 class ProcessState(StrEnum):
@@ -85,6 +86,8 @@ class RankSummary:
         gil_free: whether the server could run Python code; None when not asked.
         stack: frames of the main thread, innermost first; empty when none could be had.
         groups: progress in each process group; empty when there is no recorder.
+        trace: its operations, from the ring; None without one.
+        memberships: member lists that traces name and no earlier summary of the same host and snapshot has brought.
         missing: sources that gave nothing, each with why: itself evidence.
     """
 
@@ -100,4 +103,6 @@ class RankSummary:
     gil_free: bool | None = None
     stack: tuple[Frame, ...] = ()
     groups: tuple[GroupCounts, ...] = ()
+    trace: RankTrace | None = None
+    memberships: tuple[Membership, ...] = ()
     missing: tuple[str, ...] = ()

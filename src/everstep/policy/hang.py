@@ -14,6 +14,7 @@ from everstep.domain.ids import Rank
 from everstep.domain.phases import Phase
 from everstep.domain.verdicts import Trouble, Verdict
 from everstep.policy.excuses import excuse_for
+from everstep.policy.second_opinion import opinion_on_silence
 from everstep.policy.wording import fold_ranks, name_ranks, own_line
 
 _SPINNING_SHARE = 0.5
@@ -45,7 +46,7 @@ def locate_hang(first: Sequence[RankSummary], second: Sequence[RankSummary], *, 
     before = {summary.rank: summary for summary in first}
     if moved := _moved(before, now):
         return HangFinding(verdict=_slow(moved))
-    return (
+    finding = (
         _dead(now)
         or _frozen(before, now)
         or _busy_alone(now)
@@ -54,6 +55,22 @@ def locate_hang(first: Sequence[RankSummary], second: Sequence[RankSummary], *, 
         or _inside(now)
         or _unknown(now)
     )
+    return _by_operations(finding, before, now, apart_s=apart_s) or finding
+
+
+def _by_operations(
+    finding: HangFinding, before: dict[Rank, RankSummary], now: dict[Rank, RankSummary], *, apart_s: float
+) -> HangFinding | None:
+    """A better finding from the operations themselves, where there is a record of them."""
+    opinion = opinion_on_silence(finding.verdict, list(now.values()))
+    if opinion is None:
+        return None
+    verdict, excuse = opinion
+    culprit, old = now[verdict.ranks[0]], before.get(verdict.ranks[0])
+    idle = excuse is None and verdict.trouble is Trouble.NEVER_ENTERED
+    if idle and old is not None and _computes(old, culprit, apart_s=apart_s):
+        excuse = Phase.EVALUATING
+    return HangFinding(verdict=verdict, excuse=excuse)
 
 
 def _moved(before: dict[Rank, RankSummary], now: dict[Rank, RankSummary]) -> list[Rank]:
@@ -65,6 +82,7 @@ def _moved(before: dict[Rank, RankSummary], now: dict[Rank, RankSummary]) -> lis
             (old.step, old.phase) != (summary.step, summary.phase)
             or summary.silence_s < old.silence_s
             or (old.groups and summary.groups and _counts(old) != _counts(summary))
+            or (old.trace is not None and summary.trace is not None and old.trace.last_ns != summary.trace.last_ns)
         )
     ]
 

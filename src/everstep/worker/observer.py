@@ -5,7 +5,7 @@ What it does never raises into the user's loop, except for the faults that the i
 """
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from everstep.adapters.progress_page import PageWriter
@@ -29,6 +29,8 @@ class Observer:
         self._page = PageWriter(Path(paths.page)) if paths and paths.page else None
         self.counted_by_attach = False
         """Set by `attach`, whose loop then says when a step has ended; else every optimizer step is one."""
+        self.at_step_end: Callable[[], None] | None = None
+        """What else wants to look around once per step: the recorder."""
         self._loader_fault = False
         self._first_step_seen = False
 
@@ -60,6 +62,8 @@ class Observer:
         if self._page is None:
             return
         self._page.finish_step(self._page.step + 1 if step is None else step)
+        if self.at_step_end is not None:
+            self.at_step_end()
         if not self._first_step_seen:
             self._first_step_seen = True
             self.notes.part("first_step")

@@ -20,6 +20,8 @@ from typing import NoReturn
 
 import msgspec
 
+from everstep.adapters.devices import gpu_count
+from everstep.adapters.operation_ring import RingWriter
 from everstep.adapters.worker_environment import WorkerPaths
 from everstep.domain.phases import Phase
 from everstep.worker.observer import Observer, current
@@ -53,6 +55,13 @@ def _observe_torch(observer: Observer, paths: WorkerPaths) -> None:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     register_optimizer_step_post_hook(lambda _optimizer, _args, _kwargs: observer.optimizer_stepped())
+    if dist.is_available() and paths.ring and not gpu_count():
+        from everstep.worker.recorder import OperationRecorder
+
+        recorder = OperationRecorder(RingWriter(Path(paths.ring)))
+        recorder.install()
+        observer.at_step_end = recorder.refresh
+        _keep_alive.append(recorder)
     if paths.server and dist.is_available():
         from torch._C import _distributed_c10d as c10d
 
