@@ -6,7 +6,7 @@ A flag beats a fit, a fit beats the file, the file beats the preset. It computes
 import argparse
 import difflib
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,15 +14,19 @@ from typing import Any
 from everstep.adapters.fault_trace import read_fault_trace
 from everstep.adapters.ledger_file import ledger_path, read_entries
 from everstep.adapters.slurm_accounting import WANTED, SlurmJob, read_sacct
+from everstep.domain.codec import Entry
 from everstep.domain.errors import ConfigError, EvidenceError
+from everstep.domain.events import CheckpointSaved
 from everstep.planning.failures import CONFIDENCE, DAY_S, PRIOR, fit_rate
 from everstep.planning.inputs import Origin, Plan
 from everstep.planning.keys import KEY_BY_NAME, KEYS, RATE_KEYS, SPEED_KEYS
 from everstep.planning.presets import PRESETS
 from everstep.planning.quantities import quantity
 from everstep.planning.traces import summarize
+from everstep.policy.accounting import Category
 from everstep.policy.incidents import Incident
 from everstep.views.report import RunFold, RunReport
+from everstep.views.report_text import counted
 
 HOST_FAILED = frozenset({"NODE_FAIL", "BOOT_FAIL"})
 """Slurm's states that say the host failed. FAILED may be the script's own, so it is not counted."""
@@ -249,33 +253,50 @@ def fit_trace(path: Path, *, host_count: int | None, days: float | None = None) 
 def fit_ledgers(paths: Sequence[Path]) -> Layer:
     """Failures per host-day and the delays of recoveries from ledgers. Injected failures count for the delays only."""
     runs = [_read_run(path) for path in paths]
-    incidents = [incident for run in runs for incident in run.incidents]
-    host_days = sum(run.started.host_count * run.account.elapsed_s for run in runs) / DAY_S
+    incidents = [incident for run in runs for incident in run.report.incidents]
+    host_days = sum(run.report.started.host_count * run.report.account.elapsed_s for run in runs) / DAY_S
     if host_days <= 0:
-        raise EvidenceError(
-            f"{paths[0]}: the ledger spans no time, so there is nothing to fit: give a run that has worked"
-        )
+        raise EvidenceError(f"{paths[0]}: the ledger spans no time, so there is nothing to fit")
+    ledgers = counted(len(runs), "ledger")
     count = sum(incident.is_unexpected and incident.injected is None for incident in incidents)
-    source = f"{count} unexpected interruptions in {host_days:.3g} host-days of {len(runs)} ledgers"
+    source = f"{counted(count, 'unexpected interruption')} in {host_days:.3g} host-days of {ledgers}"
     values, origins = _counted(count, host_days, source)
     notes = [] if values else [_says_nothing(source)]
     injected = sum(incident.injected is not None for incident in incidents)
     if injected:
-        notes.append(f"{injected} injected failures are left out of the rate, and used for the delays")
+        notes.append(f"{counted(injected, 'injected failure')} left out of the rate, and used for the delays")
     recovered = [incident for incident in incidents if incident.recovered_at_s is not None and not incident.planned]
     if recovered:
-        measured = Origin(source=f"mean of {len(recovered)} recoveries in {len(runs)} ledgers")
+        measured = Origin(source=f"mean of {len(recovered)} recoveries in {ledgers}")
         delays = {key: _mean_s(recovered, parts) for key, parts in _DELAYS.items()}
         values, origins = {**values, **delays}, {**origins, **dict.fromkeys(delays, measured)}
     else:
         notes.append("no recovery in these ledgers: detection, restart and restore times stay as they were")
+    saved = sum(run.saved_count for run in runs)
+    paused_s = sum(run.report.account.spent_s(Category.CHECKPOINT) for run in runs)
+    if saved and paused_s > 0:
+        values["checkpoint_pause_s"] = paused_s / saved
+        origins["checkpoint_pause_s"] = Origin(source=f"mean of {counted(saved, 'checkpoint')} in {ledgers}")
     return Layer(values=values, origins=origins, notes=tuple(notes))
 
 
-def _read_run(given: Path) -> RunReport:
-    fold = RunFold(str(given))
-    fold.take_all(read_entries(ledger_path(given)))
-    return fold.report()
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Run:
+    report: RunReport
+    saved_count: int
+
+
+def _read_run(given: Path) -> _Run:
+    fold, saved_count = RunFold(str(given)), 0
+
+    def seen() -> Iterator[Entry]:
+        nonlocal saved_count
+        for entry in read_entries(ledger_path(given)):
+            saved_count += isinstance(entry.body, CheckpointSaved)
+            yield entry
+
+    fold.take_all(seen())
+    return _Run(report=fold.report(), saved_count=saved_count)
 
 
 def _mean_s(incidents: Sequence[Incident], parts: tuple[str, ...]) -> float:
