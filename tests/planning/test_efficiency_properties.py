@@ -17,7 +17,7 @@ from everstep.planning.efficiency import (
     linear_share,
     loss_budget_s,
     replica_share,
-    restart_limit_s,
+    restart_limits_s,
     young_interval_s,
 )
 
@@ -72,7 +72,7 @@ def test_young_and_daly_agree_with_the_exact_interval_for_short_pauses(mtbf_s: f
 def test_a_restart_at_its_limit_gives_the_target_exactly(mtbf_s: float, pause_s: float, target: float) -> None:
     free = Recovery(mtbf_s=mtbf_s, pause_s=pause_s, restart_s=0.0)
     assume(best_share(free) > 0)
-    limit_s = restart_limit_s(recovery=free, target_share=target)
+    (limit_s,) = restart_limits_s(recovery=free, target_shares=[target])
     assume(limit_s > 0)
     at_limit = Recovery(mtbf_s=mtbf_s, pause_s=pause_s, restart_s=limit_s)
     assert best_share(at_limit) == pytest.approx(target, rel=1e-9)

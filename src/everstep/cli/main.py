@@ -20,8 +20,8 @@ class _Parser(argparse.ArgumentParser):
         self.exit(ExitCode.USAGE, f"everstep: {message}; see {self.prog} --help\n")
 
 
-def parser() -> argparse.ArgumentParser:
-    """The whole command line."""
+def parser(commands: tuple[str, ...] = _COMMANDS) -> argparse.ArgumentParser:
+    """The whole command line, or that of a few commands: importing each one's module takes most of the time."""
     top = _Parser(
         prog="everstep",
         description="Keeps large synchronous PyTorch training productive.",
@@ -30,7 +30,7 @@ def parser() -> argparse.ArgumentParser:
     )
     top.add_argument("--version", action="version", version=f"everstep {everstep.__version__}")
     subparsers = top.add_subparsers(dest="command", metavar="command", required=True, parser_class=_Parser)
-    for name in _COMMANDS:
+    for name in commands:
         module = importlib.import_module(f"everstep.cli.{name}")
         module.add_parser(subparsers)
     return top
@@ -39,7 +39,8 @@ def parser() -> argparse.ArgumentParser:
 def main(arguments: list[str] | None = None) -> int:
     """Run the command line and give the exit code."""
     logging.basicConfig(level=logging.WARNING, format="everstep: %(message)s")
-    args = parser().parse_args(arguments)
+    first = (sys.argv[1:] if arguments is None else arguments)[:1]
+    args = parser(tuple(name for name in _COMMANDS if first == [name]) or _COMMANDS).parse_args(arguments)
     try:
         code = importlib.import_module(f"everstep.cli.{args.command}").run(args)
     except EverstepError as error:

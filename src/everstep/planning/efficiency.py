@@ -6,6 +6,7 @@ are exponential, also during restarts and checkpoints; it knows neither spares n
 """
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 _NEWTON_STEPS_MAX = 60
@@ -77,9 +78,8 @@ def exact_interval_s(*, pause_s: float, mtbf_s: float) -> float:
     pause = pause_s / mtbf_s
     x = min(1.0, math.sqrt(2.0 * pause))  # above the root, so that Newton falls to it from one side
     for _ in range(_NEWTON_STEPS_MAX):
-        gap = x + math.expm1(-(x + pause))
-        slope = 1.0 - math.exp(-(x + pause))
-        following = x - gap / slope
+        done = -math.expm1(-(x + pause))
+        following = x - (x - done) / done
         if abs(following - x) <= 1e-15 * x:
             break
         x = following
@@ -143,13 +143,15 @@ def expected_lost_work_s(*, interval_s: float) -> float:
     return interval_s / 2.0
 
 
-def restart_limit_s(*, recovery: Recovery, target_share: float) -> float:
-    """The longest R with which the target is reached at the best interval: M·ln(share with R = 0 ÷ target); may be < 0.
+def restart_limits_s(*, recovery: Recovery, target_shares: Sequence[float]) -> tuple[float, ...]:
+    """The longest R with which each target is reached at the best interval: M·ln(share with R = 0 ÷ target).
 
-    Below 0 the target is out of reach by faster restarts alone: checkpoints cost too much.
+    Below 0 the target is out of reach by faster restarts alone: checkpoints cost too much. R itself does not matter.
     """
     share = best_share(replace(recovery, restart_s=0.0))
-    return recovery.mtbf_s * math.log(share / target_share) if share > 0 else -math.inf
+    if share <= 0:
+        return (-math.inf,) * len(target_shares)
+    return tuple(recovery.mtbf_s * math.log(share / target) for target in target_shares)
 
 
 def levers(recovery: Recovery, *, interval_s: float | None = None) -> tuple[Lever, ...]:

@@ -5,6 +5,7 @@ It ties the arithmetic of this package together; the words are in `catalogue`, t
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 
 from everstep.planning.catalogue import CATALOGUE, TARGETS, Entry
 from everstep.planning.checkpoint_cost import checkpoint_cost
@@ -20,7 +21,7 @@ from everstep.planning.efficiency import (
     linear_share,
     loss_budget_s,
     replica_share,
-    restart_limit_s,
+    restart_limits_s,
     young_interval_s,
 )
 from everstep.planning.failures import DAY_S, HOUR_S, mtbf_s
@@ -106,11 +107,14 @@ class PlanReport:
         Raises:
             KeyError: this plan has none.
         """
-        return self.by_key[key]
+        for figure in self.figures:
+            if figure.entry.key == key:
+                return figure
+        raise KeyError(key)
 
     def value(self, key: str) -> float:
         """The value of `figure(key)`, in its unit."""
-        return self.by_key[key].value
+        return self.figure(key).value
 
     @property
     def by_key(self) -> Mapping[str, Figure]:
@@ -131,14 +135,19 @@ class _Sheet:
     """Figures as they are found."""
 
     def __init__(self, assumed: frozenset[str]) -> None:
-        self._assumed = assumed
+        self._assumed = _assumed_by_figure(assumed)
         self.figures: dict[str, Figure] = {}
 
     def add(self, key: str, value: float, low: float | None = None, high: float | None = None) -> None:
         if low is not None and high is not None and high <= low:
             low = high = None
-        entry = CATALOGUE[key]
-        self.figures[key] = Figure(entry=entry, value=value, low=low, high=high, assumed=entry.inputs & self._assumed)
+        self.figures[key] = Figure(entry=CATALOGUE[key], value=value, low=low, high=high, assumed=self._assumed[key])
+
+
+@lru_cache(maxsize=64)
+def _assumed_by_figure(assumed: frozenset[str]) -> dict[str, frozenset[str]]:
+    """For each figure, which of its inputs are among these."""
+    return {key: entry.inputs & assumed for key, entry in CATALOGUE.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,7 +188,7 @@ def evaluate(plan: Plan) -> PlanReport:
     share = efficiency.share(inputs.rate.per_1000_host_days)
     _failures(sheet, inputs, recovery)
     _intervals(sheet, efficiency, recovery, best_s, interval_s)
-    _effective(sheet, efficiency, recovery, best_s, interval_s)
+    _effective(sheet, efficiency, recovery, best_s, interval_s, share)
     _budget(sheet, efficiency, recovery)
     _spares(sheet, inputs)
     _training(sheet, inputs, share)
@@ -232,16 +241,21 @@ def _intervals(sheet: _Sheet, efficiency: _Efficiency, recovery: Recovery, best_
         ("half_interval_cost_share", best_s / 2.0),
         ("double_interval_cost_share", best_s * 2.0),
     ):
-        sheet.add(key, max(0.0, best - exact_share(interval_s=tried_s, recovery=recovery)) * kept)
+        missed = best if tried_s == best_s else exact_share(interval_s=tried_s, recovery=recovery)
+        sheet.add(key, max(0.0, best - missed) * kept)
 
 
-def _effective(sheet: _Sheet, efficiency: _Efficiency, recovery: Recovery, best_s: float, interval_s: float) -> None:
+def _effective(
+    sheet: _Sheet, efficiency: _Efficiency, recovery: Recovery, best_s: float, interval_s: float, share: float
+) -> None:
     inputs, kept = efficiency.inputs, efficiency.kept_share
     rate = inputs.rate
-    share = efficiency.share(rate.per_1000_host_days)
     sheet.add("restart_total_s", recovery.restart_s)
     sheet.add("lost_work_s", expected_lost_work_s(interval_s=interval_s))
-    sheet.add("effective_share", share, efficiency.share(rate.high), efficiency.share(rate.low))
+    if rate.low < rate.high:
+        sheet.add("effective_share", share, efficiency.share(rate.high), efficiency.share(rate.low))
+    else:
+        sheet.add("effective_share", share)
     sheet.add("best_effective_share", exact_share(interval_s=best_s, recovery=recovery) * kept)
     sheet.add("linear_effective_share", linear_share(interval_s=interval_s, recovery=recovery) * kept)
     sheet.add("planned_share", 1.0 - kept)
@@ -262,11 +276,11 @@ def _effective(sheet: _Sheet, efficiency: _Efficiency, recovery: Recovery, best_
 def _budget(sheet: _Sheet, efficiency: _Efficiency, recovery: Recovery) -> None:
     inputs, kept = efficiency.inputs, efficiency.kept_share
     for target in TARGETS:
-        percent = f"{target * 100:.0f}"
-        sheet.add(f"loss_budget_{percent}_s", loss_budget_s(mtbf_s=recovery.mtbf_s, target_share=target))
-        if kept > 0:
-            limit_s = restart_limit_s(recovery=recovery, target_share=target / kept)
-            sheet.add(f"restart_limit_{percent}_s", max(0.0, limit_s))
+        sheet.add(f"loss_budget_{target * 100:.0f}_s", loss_budget_s(mtbf_s=recovery.mtbf_s, target_share=target))
+    if kept > 0:
+        limits_s = restart_limits_s(recovery=recovery, target_shares=[target / kept for target in TARGETS])
+        for target, limit_s in zip(TARGETS, limits_s, strict=True):
+            sheet.add(f"restart_limit_{target * 100:.0f}_s", max(0.0, limit_s))
     between_s = _interruption_interval_s(inputs, recovery)
     sheet.add("interruption_budget_s", loss_budget_s(mtbf_s=between_s, target_share=inputs.target_share))
     share = sheet.figures["effective_share"].value
