@@ -123,9 +123,12 @@ def _kind(culprit: GroupTrace, usual: GroupTrace, seq: int) -> tuple[Trouble, st
     own, other = operation_at(culprit, seq), operation_at(usual, seq)
     if own is None or other is None:
         return Trouble.MISMATCH, "does not match"
-    if _shifted(culprit, usual, seq, by=-1):
+    extra, left_out = _shifted(culprit, usual, seq, by=-1), _shifted(culprit, usual, seq, by=1)
+    if extra and left_out:
+        return Trouble.MISMATCH, "is one collective ahead of the others or behind them"
+    if extra:
         return Trouble.EXTRA_COLLECTIVE, "issued one collective too many"
-    if _shifted(culprit, usual, seq, by=1):
+    if left_out:
         return Trouble.MISMATCH, "left out a collective"
     if own.kind == other.kind and own.stack != other.stack and own.stack and not _called_before(usual, own):
         return Trouble.EXTRA_COLLECTIVE, "issued a collective that no other rank has come to"

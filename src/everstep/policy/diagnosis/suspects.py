@@ -4,16 +4,16 @@ A rank that waits for something that is shown is no sink alone, and so never nam
 """
 
 import re
-from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from everstep.domain.ids import Rank
-from everstep.domain.recorder import GroupTrace, HostState, OpState
+from everstep.domain.recorder import HostState
 from everstep.domain.verdicts import Trouble
+from everstep.policy.diagnosis.circles import findings_of_circle
 from everstep.policy.diagnosis.disagreements import silent_shift
 from everstep.policy.diagnosis.finding import Finding, last_line, operation_text
-from everstep.policy.diagnosis.situation import Group, Situation, operation_at
-from everstep.policy.diagnosis.waits import Stuck, Waits, Why
+from everstep.policy.diagnosis.situation import Group, Situation, unstarted_members
+from everstep.policy.diagnosis.waits import Stuck, Waits
 from everstep.policy.wording import name_ranks, name_signal
 
 _OCCUPATIONS = (
@@ -31,7 +31,8 @@ def findings_of_sinks(waits: Waits) -> Iterator[Finding]:
     for component in waits.sinks:
         node = component[0]
         if len(component) > 1:
-            yield from _of_circle(waits, component)
+            found = list(findings_of_circle(waits, component))
+            yield from found or (_silent(waits, one) for one in component if waits.is_silent(one))
         elif node >= waits.first_stuck:
             yield _inside(waits, waits.stuck[node - waits.first_stuck], node)
         elif waits.is_silent(node):
@@ -143,13 +144,21 @@ def _occupation(stack: Sequence[str]) -> str:
 
 
 def _silent(waits: Waits, node: int) -> Finding:
-    """No dump of it: named only when its busiest group waits for it, as healthy ranks keep up there."""
+    """No dump of it: named only when its busiest group waits for it, or when it alone is missed.
+
+    In operations that wait for several ranks without a dump nothing tells which one it is.
+    """
     situation = waits.situation
     rank = waits.rank_of(node)
     missed = waits.kept_by.get(node, [])
-    busiest = _busiest(situation, rank)
-    alone = [stuck for stuck in missed if len(stuck.keeping) == 1]
-    named = any(stuck.group is busiest for stuck in alone) or (busiest is None and bool(missed))
+    named = _keeps_busiest(waits, node)
+    only_silent = all(any(map(waits.is_silent, sink)) for sink in waits.sinks)
+    if not named and only_silent and any(len(stuck.keeping) == 1 for stuck in missed):
+        others = [one for sink in waits.sinks for one in sink if one != node and waits.is_silent(one)]
+        named = not any(
+            _keeps_busiest(waits, one) or any(len(stuck.keeping) == 1 for stuck in waits.kept_by.get(one, ()))
+            for one in others
+        )
     stuck = max(missed, key=lambda one: len(one.waiting), default=None)
     operation = operation_text(situation, stuck.group, stuck.seq, stuck.waiting) if stuck else ""
     return Finding(
@@ -165,6 +174,12 @@ def _silent(waits: Waits, node: int) -> Finding:
         group=stuck.group if stuck else None,
         sure=False,
     )
+
+
+def _keeps_busiest(waits: Waits, node: int) -> bool:
+    busiest = _busiest(waits.situation, waits.rank_of(node))
+    alone = (stuck for stuck in waits.kept_by.get(node, ()) if len(stuck.keeping) == 1)
+    return any(stuck.group is busiest for stuck in alone)
 
 
 def _busiest(situation: Situation, rank: Rank) -> Group | None:
@@ -191,15 +206,14 @@ def _inside(waits: Waits, stuck: Stuck, node: int) -> Finding:
     through = [place for place, part in group.seen if part.completed >= seq]
     operation = operation_text(situation, group, seq, stuck.waiting)
     finding = Finding(trouble=Trouble.INSIDE_OP, nodes=[node], operation=operation, group=group)
-    states = {place: op.state for place, part in group.seen if (op := operation_at(part, seq)) is not None}
-    unstarted = [place for place in left if states.get(place) is OpState.ENQUEUED]
+    unstarted = unstarted_members(group, seq, stuck.waiting)
     newest = max(part.enqueued for _, part in group.seen)
     early = [place for place, part in group.seen if part.counted and part.enqueued < newest]
     if through and len(left) <= len(through):
         finding.ranks = situation.ranks_of(left)
         finding.what = f"did not come out of {operation}, which {len(through)} members have finished"
         finding.evidence = (f"finished by {name_ranks(situation.ranks_of(through))}",)
-    elif unstarted and 2 * len(unstarted) < len(left) and OpState.STARTED in states.values():
+    elif unstarted:
         finding.trouble = Trouble.GPU_SIDE
         finding.ranks = situation.ranks_of(unstarted)
         finding.what = f"has enqueued {operation} and its GPU never started it, with nothing ahead of it"
@@ -219,125 +233,3 @@ def _inside(waits: Waits, stuck: Stuck, node: int) -> Finding:
         )
         finding.evidence = ("every member has entered it with the same signature",)
     return finding
-
-
-def _of_circle(waits: Waits, component: Sequence[int]) -> Iterator[Finding]:
-    """Ranks that wait for each other: in opposite orders, or all inside."""
-    situation = waits.situation
-    ranks = [node for node in component if node < waits.first_stuck]
-    stucks = [waits.stuck[node - waits.first_stuck] for node in component if node >= waits.first_stuck]
-    inner = set(ranks)
-    pairs = [pair for pair in waits.pairs if pair.waiting in inner and pair.keeping in inner]
-    silent = [node for node in ranks if waits.is_silent(node)]
-    if silent:
-        for node in silent:
-            yield _silent(waits, node)
-        return
-    names = situation.ranks_of(ranks)
-    misses = [stuck for stuck in stucks if stuck.why is Why.ABSENT] + [p for p in pairs if p.why is Why.ABSENT]
-    if not misses:
-        yield Finding(
-            trouble=Trouble.INSIDE_OP,
-            nodes=ranks,
-            suspects=names,
-            what=f"{name_ranks(names)} are inside their operations with each other and none comes out: "
-            "a link or device between them",
-            operation=_circle_operation(waits, stucks, names),
-            group=stucks[0].group if stucks else None,
-        )
-        return
-    yield _in_circle(waits, ranks, stucks, names)
-
-
-def _circle_operation(waits: Waits, stucks: Sequence[Stuck], names: tuple[Rank, ...]) -> str:
-    if stucks:
-        return operation_text(waits.situation, stucks[0].group, stucks[0].seq, stucks[0].waiting)
-    return f"point-to-point operations of {name_ranks(names)}"
-
-
-def _in_circle(waits: Waits, ranks: Sequence[int], stucks: Sequence[Stuck], names: tuple[Rank, ...]) -> Finding:
-    """One rank against many is the culprit; else the order that sister groups keep; else all of the circle."""
-    situation = waits.situation
-    facts = tuple(
-        f"{name_ranks(situation.ranks_of(stuck.waiting))} wait in "
-        f"{operation_text(situation, stuck.group, stuck.seq, stuck.waiting)}"
-        for stuck in stucks[:4]
-    )
-    trouble, culprits = Trouble.ORDER_DEADLOCK, list(ranks)
-    what = "wait for each other in a circle: they issued the same operations in different orders"
-    lone = [stuck for stuck in stucks if len(stuck.waiting) == 1]
-    crowd = max((len(stuck.waiting) for stuck in stucks), default=0)
-    if len(lone) == 1 and crowd > 1:
-        culprits = lone[0].waiting
-        mine = operation_text(situation, lone[0].group, lone[0].seq, culprits)
-        if _new_to_group(lone[0], culprits[0]):
-            trouble = Trouble.LOOP_BOUND
-            what = f"left the loop before the others and waits in {mine}, which no other rank has come to"
-        else:
-            what = f"went ahead to {mine} while the others wait for it elsewhere: it has another order"
-    elif minority := _against_the_order(situation, stucks):
-        culprits = minority
-        what = "issued two operations in the order opposite to all other replicas', and both sides wait"
-    return Finding(
-        trouble=trouble,
-        nodes=list(ranks),
-        ranks=situation.ranks_of(culprits),
-        what=what,
-        evidence=facts,
-        operation=_circle_operation(waits, stucks, names),
-        group=stucks[0].group if stucks else None,
-        stack=last_line(situation, culprits[0]),
-    )
-
-
-def _new_to_group(stuck: Stuck, place: int) -> bool:
-    """Whether nobody has called this operation from this line in this group before."""
-    own = next((operation_at(part, stuck.seq) for one, part in stuck.group.seen if one == place), None)
-    if own is None:
-        return False
-    return not any(
-        (op.signature, op.stack) == (own.signature, own.stack)
-        for _, part in stuck.group.seen
-        for op in part.tail
-        if op.seq < stuck.seq
-    )
-
-
-def _against_the_order(situation: Situation, stucks: Sequence[Stuck]) -> list[int]:
-    """Of two operations that are waited for crosswise: those whose order other ranks' histories contradict."""
-    if len(stucks) < 2:
-        return []
-    first, second = stucks[0], stucks[1]
-    votes: Counter[bool] = Counter()
-    keys = [_key(stuck) for stuck in (first, second)]
-    if None in keys:
-        return []
-    involved = {*first.waiting, *second.waiting}
-    for place, trace in enumerate(situation.traces):
-        if place in involved:
-            continue
-        orders = [_newest_order(trace.groups, key) for key in keys]
-        if min(orders) >= 0:
-            votes[orders[0] < orders[1]] += 1
-    if votes[True] == votes[False]:
-        return []
-    # those that wait in the operation that should come second have gone to it too early
-    return list(second.waiting if votes[True] > votes[False] else first.waiting)
-
-
-def _key(stuck: Stuck) -> tuple[str, str, int] | None:
-    for place, part in stuck.group.seen:
-        if place in stuck.waiting and (op := operation_at(part, stuck.seq)) is not None:
-            return stuck.group.description, op.signature, stuck.seq
-    return None
-
-
-def _newest_order(groups: Sequence[GroupTrace], key: tuple[str, str, int] | None) -> int:
-    if key is None:
-        return -1
-    for part in groups:
-        if part.description == key[0]:
-            op = operation_at(part, key[2])
-            if op is not None and op.signature == key[1]:
-                return op.order
-    return -1

@@ -10,7 +10,14 @@ from enum import StrEnum
 from everstep.domain.ids import Rank
 from everstep.domain.recorder import ChannelTrace, HostState
 from everstep.policy.diagnosis.components import components
-from everstep.policy.diagnosis.situation import Group, Situation, absent_members, operation_at, silent_members
+from everstep.policy.diagnosis.situation import (
+    Group,
+    Situation,
+    absent_members,
+    operation_at,
+    silent_members,
+    unstarted_members,
+)
 
 
 class Why(StrEnum):
@@ -137,6 +144,8 @@ def _keep(waits: Waits, stuck: Stuck, silent_node: dict[Rank, int]) -> None:
     if halted or absent:
         unseen = [p for p in absent_members(situation, group, seq) if p in stopped and p not in halted]
         stuck.keeping, stuck.why = halted + unseen + absent, Why.ABSENT if absent else Why.STOPPED
+        return
+    if unstarted_members(group, seq, stuck.waiting):
         return
     if silent := silent_members(situation, group):
         stuck.keeping, stuck.why = [silent_node[rank] for rank in silent], Why.SILENT
