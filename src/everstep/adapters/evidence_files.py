@@ -4,6 +4,7 @@ Each source has its own deadline, and what did not answer is itself evidence. Kn
 """
 
 import hashlib
+import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -55,11 +56,16 @@ class EvidenceFiles:
         self._host = host
         self._roster = roster
         self._clock = clock
+        self._one_at_a_time = threading.Lock()  # a person may ask while the job is being looked into
 
     def collect(
         self, *, attempt: Attempt, incident: IncidentId, snapshot: int
     ) -> tuple[Sequence[RankSummary], Sequence[EvidenceFile]]:
         """See `ports.Evidence`."""
+        with self._one_at_a_time:
+            return self._collect(incident, snapshot)
+
+    def _collect(self, incident: IncidentId, snapshot: int) -> tuple[Sequence[RankSummary], Sequence[EvidenceFile]]:
         workers = list(self._roster.workers.values())
         stats = {worker.pid: _stat(worker) for worker in workers}
         able = [w for w in workers if stats[w.pid].state in (ProcessState.RUNNING, ProcessState.SLEEPING)]

@@ -9,7 +9,7 @@ import msgspec
 
 from everstep.domain.evidence import ProcessState, RankSummary
 from everstep.domain.ids import HostId, Rank
-from everstep.domain.recorder import HostState, RankTrace
+from everstep.domain.recorder import HostState, Membership, RankTrace
 
 _NUMBER = re.compile(r"\d+")
 _WAITING_FILES = ("torch/distributed/",)
@@ -20,12 +20,19 @@ _NOWHERE = HostId("")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostFacts:
-    """What is known of a rank besides its recorder."""
+    """What is known of a rank besides its recorder.
+
+    Attributes:
+        trace: its operations from everstep's own ring, which knows more than PyTorch's recorder; None without one.
+        memberships: member lists that came with it.
+    """
 
     host: HostId = _NOWHERE
     state: HostState = HostState.UNKNOWN
     stack: tuple[str, ...] = ()
     exit_code: int | None = None
+    trace: RankTrace | None = None
+    memberships: tuple[Membership, ...] = ()
 
 
 def read_snapshots(paths: Sequence[Path]) -> dict[int, dict[Rank, HostFacts]]:
@@ -47,6 +54,8 @@ def _facts(summary: RankSummary) -> HostFacts:
         state=_state(summary),
         stack=tuple(map(str, summary.stack)),
         exit_code=summary.exit_code,
+        trace=summary.trace,
+        memberships=summary.memberships,
     )
 
 

@@ -155,6 +155,7 @@ class _Loading:
         raise ValueError("neither its name nor its groups say which rank it is of")
 
     def finish(self) -> LoadedDumps:
+        self._prefer_rings()
         newest_first = sorted({*self._snapshots, *self._facts}, reverse=True)
         newest = newest_first[0] if newest_first else 0
         traces = dict(self._snapshots.get(newest, {}))
@@ -172,6 +173,15 @@ class _Loading:
             problems=tuple(self._problems),
             moved=moved,
         )
+
+    def _prefer_rings(self) -> None:
+        """A trace from everstep's ring takes the place of the one from PyTorch's recorder: it has more in it."""
+        for number, facts in self._facts.items():
+            for rank, fact in facts.items():
+                for membership in fact.memberships:
+                    self._members.add(membership.ranks)
+                if fact.trace is not None:
+                    self._snapshots.setdefault(number, {})[rank] = fact.trace
 
 
 def _progress(trace: RankTrace) -> tuple[object, ...]:

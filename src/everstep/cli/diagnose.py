@@ -6,6 +6,7 @@ import sys
 import time
 from pathlib import Path
 
+from everstep.adapters.snapshot_request import is_live, request_snapshot
 from everstep.cli.diagnosing import diagnose
 from everstep.domain.diagnosis import HangVerdict
 from everstep.domain.errors import ConfigError, WorldError
@@ -41,7 +42,9 @@ def add_parser(subparsers: "_Subparsers[argparse.ArgumentParser]") -> None:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("paths", nargs="*", type=Path, metavar="PATH", help="folder or file of dumps, or run directory")
-    parser.add_argument("--run", type=Path, metavar="RUN_DIR", help="a run directory of everstep run")
+    parser.add_argument(
+        "--run", type=Path, metavar="RUN_DIR", help="a run directory of everstep run; a live job is looked at now"
+    )
     parser.add_argument("--world-size", type=int, default=None, help="ranks of the job, where dumps do not say")
     parser.add_argument("--json", action="store_true", help="one JSON document with everything")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page with the picture")
@@ -55,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: no path was given, or one does not exist or holds no dump.
         WorldError: the HTML file can't be written.
     """
+    if args.run and is_live(args.run):
+        request_snapshot(args.run)  # its evidence becomes the newest incident of the run directory
     paths = [*args.paths, *([args.run] if args.run else [])]
     if not paths:
         raise ConfigError("name a folder of flight recorder dumps, or --run RUN_DIR")

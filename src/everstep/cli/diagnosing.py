@@ -9,6 +9,7 @@ from everstep.adapters.flight_dumps import DUMP_BYTES_MAX, load_dumps
 from everstep.domain.diagnosis import HangVerdict
 from everstep.domain.ids import Rank
 from everstep.policy.diagnosis import diagnose as decide
+from everstep.policy.group_creation import judge_creation, without_creations
 
 _PROBLEMS_MAX = 20
 
@@ -41,8 +42,8 @@ def diagnose(
     """
     given: Sequence[str | PathLike[str]] = [paths] if isinstance(paths, str | PathLike) else list(paths)
     loaded = load_dumps([Path(path) for path in given], dump_bytes_max=dump_bytes_max)
-    verdict = decide(
-        loaded.traces,
+    verdict = judge_creation(loaded.traces) or decide(
+        [replace(trace, groups=without_creations(trace)) for trace in loaded.traces],
         loaded.memberships,
         expected_ranks=[Rank(rank) for rank in range(world_size or 0)],
         moved=loaded.moved,

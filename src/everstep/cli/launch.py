@@ -27,6 +27,7 @@ from everstep.adapters.processes import become_subreaper, kill_run
 from everstep.adapters.rendezvous_store import RendezvousStores
 from everstep.adapters.roster import Roster
 from everstep.adapters.saver_process import SaverProcess
+from everstep.adapters.snapshot_request import answering
 from everstep.adapters.standby import Standby
 from everstep.adapters.worker_environment import RUN_VARIABLE
 from everstep.adapters.worker_logs import WorkerLogs
@@ -97,6 +98,7 @@ def _run(plan: RunPlan, opening: _Opening, core: _Core, scratch: Path) -> Finish
     host = HostId(socket.gethostname())
     workers, roster = _make_workers(plan, opening.run, host, core.clock, scratch)
     channel = LocalChannel(wake=workers.wake)
+    evidence = EvidenceFiles(plan.run_dir / "evidence", host=host, roster=roster, clock=core.clock)
     agent = Agent(
         AgentConfig(
             host=host,
@@ -108,7 +110,7 @@ def _run(plan: RunPlan, opening: _Opening, core: _Core, scratch: Path) -> Finish
         AgentPorts(
             workers=workers,
             pages=RosterPages(roster),
-            evidence=EvidenceFiles(plan.run_dir / "evidence", host=host, roster=roster, clock=core.clock),
+            evidence=evidence,
             channel=channel.agent_end(host),
             clock=core.clock,
         ),
@@ -116,7 +118,11 @@ def _run(plan: RunPlan, opening: _Opening, core: _Core, scratch: Path) -> Finish
     ports = CoordinatorPorts(ledger=core.ledger, channel=channel, clock=core.clock, listen=core.listen)
     coordinator = Coordinator(core.job, ports)
     thread = threading.Thread(target=agent.run, name="everstep-agent", daemon=True)
-    with _guarded(opening.run, scratch), _signals(opening.run, channel, core.clock):
+    with (
+        _guarded(opening.run, scratch),
+        _signals(opening.run, channel, core.clock),
+        answering(plan.run_dir, evidence.collect),
+    ):
         thread.start()
         try:
             return coordinator.run([opening.event])
