@@ -107,7 +107,7 @@ def make_local(folder: Path, *arguments: str) -> tuple[LocalWorkers, Place, str]
     (folder / "train.py").write_text(SCRIPT)
     run, clock, roster = f"contract-{folder.name}-{id(folder)}", MonotonicClock(), Roster()
     job = LocalJob(
-        run=run,
+        mark=run,
         host=HOST,
         program=Program(arguments=(sys.executable, str(folder / "train.py"), *arguments), python=False),
         scratch=folder / "scratch",
@@ -217,7 +217,7 @@ def test_a_real_stop_kills_the_stubborn_after_the_grace_and_names_them(tmp_path:
 def test_a_real_command_that_does_not_exist_may_work_later_and_leaves_nothing(tmp_path: Path) -> None:
     workers, place, run = make_local(tmp_path)
     broken = LocalJob(
-        run=run,
+        mark=run,
         host=HOST,
         program=Program(arguments=("/none/such",), python=False),
         scratch=tmp_path / "scratch",

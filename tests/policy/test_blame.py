@@ -87,16 +87,27 @@ def test_a_rank_that_gloo_aborted_for_a_lost_peer_is_a_victim() -> None:
     "message",
     [
         "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:5",
-        "Connection reset by peer",
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:537] Read error: Connection reset by peer",
         "NCCL communicator was aborted on rank 3.",
         "NCCL error: remote process exited or there was a network error",
-        "Timed out waiting 1800000ms for recv operation to complete",
-        "failed to recv, got 0 bytes: Failed to recv",
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv",
+        "TCPStore: failed to recv, got 0 bytes: Failed to recv",
         "Watchdog caught collective operation timeout: ran for 600000 milliseconds",
     ],
 )
 def test_words_that_tell_of_a_lost_peer(message: str) -> None:
     assert is_victim(ended(0, 1, error_type="RuntimeError", error_message=message))
+
+
+@pytest.mark.parametrize("message", ["[Errno 111] Connection refused: data.example:80", "[Errno 32] Broken pipe"])
+def test_a_script_that_loses_a_server_of_its_own_is_no_victim(message: str) -> None:
+    assert not is_victim(ended(0, 1, error_type="ConnectionError", error_message=message))
+
+
+def test_a_crash_in_the_teardown_after_an_exception_is_the_exceptions_fault() -> None:
+    found = blame([ended(1, -11, error_type="ValueError", error_message="wrong label")], world_size=4)
+    assert found is not None
+    assert found.verdict.trouble is Trouble.SCRIPT_ERROR
 
 
 @pytest.mark.parametrize("message", ["shape mismatch", "CUDA out of memory", "loss is nan", ""])

@@ -12,7 +12,7 @@ import msgspec
 
 from everstep.adapters.clock import MonotonicClock
 from everstep.adapters.operation_ring import RingReader, create_ring
-from everstep.adapters.processes import Watch, kill_run, read_stat, send_signal
+from everstep.adapters.processes import Watch, kill_run, read_stat, reap_orphans, send_signal
 from everstep.adapters.progress_page import PageReader, create_page
 from everstep.adapters.rendezvous_store import RendezvousStores, Store
 from everstep.adapters.roster import Roster, Worker
@@ -43,6 +43,7 @@ class LocalJob:
     """What this host is to run, and where.
 
     Attributes:
+        mark: what every process of this start of the run carries in its environment.
         scratch: a 0700 folder in shared memory for pages and sockets.
         address: MASTER_ADDR.
         environment: what every worker's environment starts from.
@@ -50,7 +51,7 @@ class LocalJob:
         virtual_local_rank: every worker sees one device and has LOCAL_RANK 0, as with torchrun's flag.
     """
 
-    run: str
+    mark: str
     host: HostId
     program: Program
     scratch: Path
@@ -178,8 +179,9 @@ class LocalWorkers:
         unkillable = self._await_end(_DIES_WITHIN_S) if stubborn else []
         if self._store is not None:
             send_signal(self._store.pid, signal.SIGKILL)
-        left = kill_run(self._job.run, besides=self._standing())
+        left = kill_run(self._job.mark, besides=self._standing())
         self._watch.ended()
+        reap_orphans(besides=self._standing())
         self._store = None
         self._logs.finish()
         self._forget_workers()
@@ -194,7 +196,7 @@ class LocalWorkers:
             self._stores.drop_reserve()
         if self._standby is not None:
             self._standby.close()
-        kill_run(self._job.run)
+        kill_run(self._job.mark)
         if self._saver is not None:
             self._saver.close(within_s=_SAVED_WITHIN_S)
         self._watch.close()
@@ -235,7 +237,7 @@ class LocalWorkers:
             return str(folder / f"{rank}.{ending}")
 
         return WorkerPaths(
-            run=self._job.run,
+            run=self._job.mark,
             attempt=attempt,
             rank=rank,
             page=at("page"),
@@ -291,9 +293,7 @@ class LocalWorkers:
 
     def _describe(self, worker: Worker, code: int) -> Exit:
         self._logs.copy_to_console()
-        record: dict[str, object] = {}
-        if worker.error.exists():
-            record = msgspec.json.decode(worker.error.read_bytes())
+        record = _error_record(worker.error)
         at_ns = record.get("at_ns")
         return Exit(
             rank=worker.rank,
@@ -330,6 +330,15 @@ class LocalWorkers:
         self._roster.workers.clear()
         for folder in folders:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _error_record(path: Path) -> dict[str, object]:
+    """What the worker wrote about the exception that ended it; empty when it wrote none, or scribbled."""
+    try:
+        record = msgspec.json.decode(path.read_bytes())
+    except (OSError, msgspec.MsgspecError):
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def _oom_kill_count() -> int:

@@ -146,8 +146,12 @@ def reap(pid: int) -> int:
 
 
 def processes_of_run(run: str, *, besides: Collection[int] = ()) -> list[int]:
-    """Pids of living processes whose environment at their start named this run."""
-    marker = f"{RUN_VARIABLE}={run}".encode()
+    """Pids of living processes whose environment at their start named this run, or one start of it.
+
+    Args:
+        run: the run's id, or `ID.START` for the processes of one `everstep run` alone.
+    """
+    whole = f"{RUN_VARIABLE}={run}".encode()
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) in besides:
@@ -156,7 +160,7 @@ def processes_of_run(run: str, *, besides: Collection[int] = ()) -> list[int]:
             environment = Path(f"/proc/{entry}/environ").read_bytes()
         except OSError:
             continue  # ended meanwhile, or another user's
-        if marker in environment.split(b"\0"):
+        if any(item == whole or item.startswith(whole + b".") for item in environment.split(b"\0")):
             found.append(int(entry))
     return found
 
@@ -176,6 +180,15 @@ def kill_run(run: str, *, besides: Collection[int] = (), reap_pid: Callable[[int
             if parent_of(pid) == mine and read_stat(pid).state is ProcessState.GONE:
                 reap_pid(pid)
     return left
+
+
+def reap_orphans(*, besides: Collection[int] = ()) -> None:
+    """Take leave of ended children that nobody here started: orphans that a subreaper inherited."""
+    mine = os.getpid()
+    for entry in os.listdir("/proc"):
+        pid = int(entry) if entry.isdigit() else 0
+        if pid and pid not in besides and parent_of(pid) == mine and read_stat(pid).state is ProcessState.GONE:
+            reap(pid)
 
 
 def parent_of(pid: int) -> int:

@@ -12,6 +12,9 @@ from everstep.domain.errors import EvidenceError
 from everstep.domain.events import Event
 from everstep.domain.progress import PageView
 
+_ALLOWED = {b"WorkerReady", b"CheckpointSaved", b"CheckpointRestored", b"CheckpointRefused", b"CheckpointFailed"}
+"""What a worker may say: a user's process must not be able to end the job or rewrite its beginning."""
+
 
 class RosterPages:
     """The `Pages` port over the workers of a roster."""
@@ -49,7 +52,8 @@ def _events(text: bytes) -> list[Event]:
     for line in text.splitlines():
         type_name, _, body = line.partition(b" ")
         try:
-            events.append(decode_event(body, type_name=type_name.decode(errors="replace")))
+            if type_name in _ALLOWED:
+                events.append(decode_event(body, type_name=type_name.decode()))
         except EvidenceError:
             continue  # a user's process may scribble where it likes; the ledger takes only what is well formed
     return events

@@ -45,6 +45,7 @@ from everstep.runtime.coordinator import Coordinator, CoordinatorPorts
 _log = logging.getLogger(__name__)
 _AGENT_ENDS_WITHIN_S = 60.0
 _SHARED_MEMORY = Path("/dev/shm")
+_START = secrets.token_hex(4)
 Listener = Callable[[Event | Command], None]
 
 
@@ -55,6 +56,11 @@ class _Opening:
     run: str
     event: Event
     start_at_s: float
+
+    @property
+    def mark(self) -> str:
+        """What every process of this start carries, so that an earlier start's guard, still at work, spares it."""
+        return f"{self.run}.{_START}"
 
 
 def run_job(plan: RunPlan, *, listen: Listener) -> FinishJob:
@@ -79,6 +85,8 @@ def run_job(plan: RunPlan, *, listen: Listener) -> FinishJob:
                 job.handle(entry.body)  # type: ignore[arg-type]
         if entries and (end := _already_done(entries)) is not None:
             return end
+        if entries and plan.faults:
+            _log.warning("--inject is ignored: the faults of a run that is continued stand in its ledger")
         opening = _opening(plan, entries)
         clock = MonotonicClock(start_at_s=opening.start_at_s)
         with _scratch_folder(opening.run) as scratch:
@@ -95,8 +103,9 @@ class _Core:
 
 def _run(plan: RunPlan, opening: _Opening, core: _Core, scratch: Path) -> FinishJob:
     become_subreaper()
+    kill_run(opening.run)  # what an earlier start of this run may have left
     host = HostId(socket.gethostname())
-    workers, roster = _make_workers(plan, opening.run, host, core.clock, scratch)
+    workers, roster = _make_workers(plan, opening, host, core.clock, scratch)
     channel = LocalChannel(wake=workers.wake)
     evidence = EvidenceFiles(plan.run_dir / "evidence", host=host, roster=roster, clock=core.clock)
     agent = Agent(
@@ -119,8 +128,8 @@ def _run(plan: RunPlan, opening: _Opening, core: _Core, scratch: Path) -> Finish
     coordinator = Coordinator(core.job, ports)
     thread = threading.Thread(target=agent.run, name="everstep-agent", daemon=True)
     with (
-        _guarded(opening.run, scratch),
-        _signals(opening.run, channel, core.clock),
+        _guarded(opening.mark, scratch),
+        _signals(opening.mark, channel, core.clock),
         answering(plan.run_dir, evidence.collect),
     ):
         thread.start()
@@ -134,10 +143,10 @@ def _run(plan: RunPlan, opening: _Opening, core: _Core, scratch: Path) -> Finish
 
 
 def _make_workers(
-    plan: RunPlan, run: str, host: HostId, clock: MonotonicClock, scratch: Path
+    plan: RunPlan, opening: _Opening, host: HostId, clock: MonotonicClock, scratch: Path
 ) -> tuple[LocalWorkers, Roster]:
     environment = dict(os.environ)
-    environment[RUN_VARIABLE] = run
+    environment[RUN_VARIABLE] = opening.mark
     if plan.worker_count > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
     standby = Standby(environment=environment, preload=plan.preload) if plan.standby else None
@@ -148,13 +157,13 @@ def _make_workers(
     console = (sys.stdout.buffer, sys.stderr.buffer) if plan.console else None
     roster = Roster()
     job = LocalJob(
-        run=run,
+        mark=opening.mark,
         host=host,
         program=plan.program,
         scratch=scratch,
         checkpoints=plan.run_dir.resolve() / "checkpoints",
         address=plan.address,
-        rdzv_id=plan.rdzv_id or run,
+        rdzv_id=plan.rdzv_id or opening.run,
         virtual_local_rank=plan.virtual_local_rank,
         restart_count_max=plan.recovery.restarts.restart_count_max or 0,
         environment=environment,
@@ -165,7 +174,7 @@ def _make_workers(
         roster=roster,
         standby=standby,
         stores=stores if has_torch else None,
-        saver=_saver(run) if plan.program.python and has_torch else None,
+        saver=_saver(opening.run) if plan.program.python and has_torch else None,
     )
     return LocalWorkers(job, parts), roster
 
@@ -234,8 +243,8 @@ def _scratch_folder(run: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _guarded(run: str, scratch: Path) -> Iterator[None]:
-    guard = Guard(run=run, scratch=scratch)
+def _guarded(mark: str, scratch: Path) -> Iterator[None]:
+    guard = Guard(run=mark, scratch=scratch)
     try:
         yield
     finally:
@@ -243,7 +252,7 @@ def _guarded(run: str, scratch: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _signals(run: str, channel: LocalChannel, clock: MonotonicClock) -> Iterator[None]:
+def _signals(mark: str, channel: LocalChannel, clock: MonotonicClock) -> Iterator[None]:
     """Ctrl-C and SIGTERM end the job with grace; the second one without."""
     asked = 0
 
@@ -253,7 +262,7 @@ def _signals(run: str, channel: LocalChannel, clock: MonotonicClock) -> Iterator
         if asked == 1:
             channel.post(StopRequested(at_s=clock.now_s(), by=signal.Signals(number).name))
         else:
-            kill_run(run)
+            kill_run(mark)
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

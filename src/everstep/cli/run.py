@@ -1,6 +1,7 @@
 """`everstep run`: the drop-in for torchrun."""
 
 import argparse
+import contextlib
 import sys
 
 from everstep.cli.console import RunConsole, sayer
@@ -32,5 +33,6 @@ def run(args: argparse.Namespace) -> int:
     end = run_job(plan, listen=listen)
     if not heard:
         say(f"{plan.run_dir} holds a run that is done already ({end.summary}); give another --run-dir", "plain")
-    sys.stdout.flush()
+    with contextlib.suppress(BrokenPipeError):
+        sys.stdout.flush()
     return int(end.exit_code)

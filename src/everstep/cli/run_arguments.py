@@ -8,6 +8,7 @@ import importlib.util
 import os
 import re
 import secrets
+import shutil
 import sys
 from dataclasses import dataclass
 from datetime import datetime
@@ -24,6 +25,7 @@ from everstep.policy.restarts import RestartConfig
 from everstep.policy.stall import StallConfig
 
 WORKERS_PER_CPU_MAX = 64
+_PORT_MAX = 65_535
 _MEANINGLESS = (
     "--event-log-handler",
     "--logs-specs",
@@ -201,6 +203,8 @@ def plan_run(args: argparse.Namespace) -> RunPlan:
         raise ConfigError(
             f"--nnodes {args.nnodes} --node-rank {args.node_rank}: this version runs one host; write --nnodes 1"
         )
+    if not 0 <= args.master_port <= _PORT_MAX:
+        raise ConfigError(f"--master-port {args.master_port} is no port; write 1 to {_PORT_MAX}, or leave it out")
     worker_count = _worker_count(args.nproc_per_node)
     program = _program(args)
     run_dir = Path(args.run_dir) if args.run_dir else _fresh_run_dir(args.program)
@@ -277,6 +281,8 @@ def _program(args: argparse.Namespace) -> Program:
             raise ConfigError(f"the script {args.program!r} can't be read; check its permissions")
     if args.module and args.no_python:
         raise ConfigError("-m and --no-python exclude each other; leave one out")
+    if args.no_python and shutil.which(args.program) is None:
+        raise ConfigError(f"there is no command {args.program!r}; check its path and permissions")
     return Program(arguments=(args.program, *args.arguments), module=args.module, python=not args.no_python)
 
 

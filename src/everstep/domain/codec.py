@@ -43,6 +43,13 @@ class _Envelope(msgspec.Struct):
 _EVENTS = {cls.__name__: cls for cls in get_args(Event)}
 _COMMANDS = {cls.__name__: cls for cls in get_args(Command)}
 _DECODERS = {name: msgspec.json.Decoder(cls) for name, cls in (_EVENTS | _COMMANDS).items()}
+
+
+class _Format(msgspec.Struct):
+    v: int
+
+
+_decode_format = msgspec.json.Decoder(_Format).decode
 _decode_envelope = msgspec.json.Decoder(_Envelope).decode
 _encode = msgspec.json.encode
 
@@ -80,12 +87,24 @@ def decode_entry(line: bytes) -> Entry:
         if envelope.v == FORMAT and (decoder := _DECODERS.get(envelope.type)) is not None:
             return Entry(number=envelope.n, wall=envelope.wall, body=decoder.decode(envelope.body))
     except msgspec.MsgspecError as error:
+        _refuse_newer(_format_of(line))
         raise EvidenceError(f"not a ledger entry ({error})") from error
-    if envelope.v > FORMAT:
-        raise EvidenceError(
-            f"written in ledger format {envelope.v}, and this everstep reads up to {FORMAT}: upgrade everstep"
-        )
+    _refuse_newer(envelope.v)
     raise EvidenceError(f"an entry of unknown type {envelope.type!r}: upgrade everstep")
+
+
+def _format_of(line: bytes) -> int:
+    try:
+        return _decode_format(line).v
+    except msgspec.MsgspecError:
+        return 0
+
+
+def _refuse_newer(written_in: int) -> None:
+    if written_in > FORMAT:
+        raise EvidenceError(
+            f"written in ledger format {written_in}, and this everstep reads up to {FORMAT}: upgrade everstep"
+        )
 
 
 def decode_event(line: bytes, *, type_name: str) -> Event:

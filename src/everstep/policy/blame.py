@@ -14,6 +14,10 @@ from everstep.domain.phases import Phase
 from everstep.domain.verdicts import Trouble, Verdict
 from everstep.policy.wording import name_ranks, name_signal
 
+_COMMUNICATION = re.compile(
+    r"gloo|nccl|c10d|collective|TCPStore|ProcessGroup|DistNetworkError|DistBackendError|DistStoreError", re.I
+)
+"""Where a lost peer is lost: a script's own server that refuses a connection is no rank of the job."""
 _LOST_A_PEER = re.compile(
     r"Connection closed by peer|Connection reset by peer|Connection refused|Broken pipe|connectFullMesh"
     r"|remote process exited|DistNetworkError|DistBackendError|Socket Timeout|socketStartConnect"
@@ -45,8 +49,13 @@ class Blame:
 def is_victim(end: WorkerExited) -> bool:
     """Whether the end looks like that of a rank which lost a peer."""
     if end.error_type:
-        return bool(_LOST_A_PEER.search(f"{end.error_type}: {end.error_message}"))
-    return end.exit_code == -_ABORT_SIGNAL and bool(_LOST_A_PEER.search(end.last_lines))
+        return _speaks_of_a_lost_peer(f"{end.error_type}: {end.error_message}")
+    own_choice = end.exit_code > 0 or end.exit_code == -_ABORT_SIGNAL
+    return own_choice and _speaks_of_a_lost_peer(end.last_lines)
+
+
+def _speaks_of_a_lost_peer(text: str) -> bool:
+    return bool(_COMMUNICATION.search(text) and _LOST_A_PEER.search(text))
 
 
 def blame(exits: Sequence[WorkerExited], *, world_size: int) -> Blame | None:
@@ -58,8 +67,8 @@ def blame(exits: Sequence[WorkerExited], *, world_size: int) -> Blame | None:
     """
     failed = [end for end in exits if end.exit_code != 0]
     left = [end for end in exits if end.exit_code == 0 and end.phase is not Phase.ENDING]
-    killed = [end for end in failed if end.exit_code < 0 and not is_victim(end)]
-    own_errors = [end for end in failed if end.exit_code > 0 and not is_victim(end)]
+    own_errors = [end for end in failed if (end.exit_code > 0 or end.error_type) and not is_victim(end)]
+    killed = [end for end in failed if end.exit_code < 0 and not end.error_type and not is_victim(end)]
     if killed:
         return _killed(min(killed, key=_time), exits)
     if own_errors:

@@ -3,7 +3,7 @@
     WAITING --all hosts--> RUNNING --exit or hang--> JUDGING --verdict--> STOPPING --all stopped--> PAUSING --> RUNNING
                                                                              '--no further attempt--> OVER
 
-Evidence comes before any kill: a failure is judged only when every host has written its snapshot. Who is at fault is
+Evidence comes before any kill: a failure is judged when every host has written its snapshot. Who is at fault is
 `blame`'s (ends) and `hang`'s (silences) question, whether to go on is `restarts`'.
 """
 
@@ -133,6 +133,7 @@ class Job:
         self._first_sign_s = at_s
         self._progress_s = at_s
         self._step = 0
+        self._first_step: int | None = None
         self._steps_in_attempt = 0
         self._stopped: set[HostId] = set()
 
@@ -184,6 +185,8 @@ class Job:
                 return ()
             case WorkerExited():
                 return self._take_exit(event)
+            case StoreLost() if self._state is not _State.RUNNING:
+                return ()  # its clients' ends are being judged, or all are being stopped
             case StoreLost():
                 cause = Cause(component="Rendezvous Store", category="Software")
                 return self._fail_simply(Trouble.STORE_LOST, event.host, event.reason, cause, event.at_s)
@@ -299,8 +302,10 @@ class Job:
 
     def _take_steps(self, event: StepsFinished) -> tuple[Command, ...]:
         self._progress_s = max(self._progress_s, event.ended_at_s[-1])
-        self._step = event.last_step
-        self._steps_in_attempt += len(event.ended_at_s)
+        first = event.first_step if self._first_step is None else min(self._first_step, event.first_step)
+        self._first_step = first
+        self._step = max(self._step, event.last_step)
+        self._steps_in_attempt = self._step - first + 1
         self._best_step = max(self._best_step, event.last_step)
         self._budget.saw_step(event.last_step)
         self._patience.saw_step(event.ended_at_s[0])

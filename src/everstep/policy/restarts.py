@@ -123,8 +123,8 @@ class RestartBudget:
             )
         self._times.append(at_s)
         self._restarts += 1
-        delay_s = config.backoff_s[min(self._fruitless, len(config.backoff_s) - 1)]
-        self._fruitless += 1
+        delay_s = 0.0 if planned else config.backoff_s[min(self._fruitless, len(config.backoff_s) - 1)]
+        self._fruitless += not planned
         return Decision(
             rung=Rung.RESTART_ALL,
             delay_s=delay_s,

@@ -130,7 +130,7 @@ class Agent:
 
     def _obey(self, command: HostCommand) -> None:
         match command:
-            case StartWorkers():
+            case StartWorkers() if command.attempt > self._attempt:
                 self._start(command)
             case StopWorkers(attempt=self._attempt):
                 self._stop(command)

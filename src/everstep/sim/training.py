@@ -156,5 +156,5 @@ class SimTraining:
     def _lose_peers(self, at_s: float) -> None:
         for rank in self.ranks.values():
             if rank.health is Health.WELL:
-                rank.error = "RuntimeError: Connection closed by peer"
+                rank.error = "RuntimeError: [gloo] Connection closed by peer"
                 self._die(rank, 1, at_s)

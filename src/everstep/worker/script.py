@@ -160,14 +160,19 @@ def _write_record(
 ) -> None:
     record = {
         "type": type(error).__name__,
-        "message": str(error),
+        "message": _printable(str(error)),
         "where": _where(summary, error),
         "at_ns": at_ns,
-        "traceback": text,
+        "traceback": _printable(text),
     }
     with contextlib.suppress(OSError):  # the exit itself still tells; a full disk must not hide the user's own error
         Path(f"{file}.tmp").write_bytes(msgspec.json.encode(record))
         Path(f"{file}.tmp").rename(file)
+
+
+def _printable(text: str) -> str:
+    """Without lone surrogates, which are no UTF-8."""
+    return text.encode(errors="replace").decode()
 
 
 def _drop_own_frames(summary: traceback.TracebackException) -> None:
