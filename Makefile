@@ -5,10 +5,10 @@ STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test e2e sim check format bench
+.PHONY: help demo test e2e sim check format bench bench-plan bench-simulate
 
 help:  ## list these targets
-	@grep -hE '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9]+):.*## */\1\t/' | expand -t 10
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | expand -t 12
 
 demo: $(STAMP)  ## watch a real job lose a worker and recover
 	@$(BIN)/everstep demo
@@ -19,8 +19,8 @@ test: $(STAMP)  ## run every test below tests/e2e
 e2e: $(STAMP)  ## run real jobs with real kills and freezes
 	@$(BIN)/python -m pytest tests/e2e
 
-sim: $(STAMP)  ## run the simulated cluster over its seeds
-	@$(BIN)/python -m pytest tests/sim
+sim: $(STAMP)  ## run the simulated clusters over 1,000 seeds
+	@EVERSTEP_SIM_SEEDS=1000 $(BIN)/python -m pytest tests/sim
 
 check: $(STAMP)  ## check format, lint and types
 	@$(BIN)/ruff format --check .
@@ -33,6 +33,12 @@ format: $(STAMP)  ## rewrite the sources in the house format
 
 bench: $(STAMP)  ## measure overheads; results go to bench/results
 	@$(BIN)/python bench/run.py
+
+bench-plan: $(STAMP)  ## measure how long plans take
+	@$(BIN)/python bench/plan.py
+
+bench-simulate: $(STAMP)  ## measure the simulated cluster against what was published
+	@$(BIN)/python bench/simulate.py
 
 # Installed once, and again only after pyproject.toml or constraints.txt changed.
 $(STAMP): pyproject.toml constraints.txt

@@ -357,3 +357,21 @@ def test_a_rate_that_was_never_seen_is_null_in_json(tmp_path: Path, capsys: pyte
     assert found["figures"]["mtbf_s"]["high"] is None
     assert math.isfinite(value(found, "mtbf_s"))
     assert "never" in plan(capsys, str(path))
+
+
+def test_the_readmes_excerpt_is_what_the_command_says(capsys: pytest.CaptureFixture[str]) -> None:
+    block = re.search(r"```text\n(llama3-405b: .*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert block is not None
+    told = set(plan(capsys, "llama3-405b").splitlines())
+    assert [line for line in block[1].splitlines() if line not in told | {"…"}] == []
+
+
+def test_the_pages_toml_and_python_run_as_they_stand(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = (ROOT / "docs" / "planning.md").read_text()
+    toml, python = (re.search(rf"```{name}\n(.*?)```", page, flags=re.DOTALL) for name in ("toml", "python"))
+    assert toml is not None
+    assert python is not None
+    (tmp_path / "mine.toml").write_text(toml[1])
+    assert "32,768 GPUs on 4,096 hosts" in plan(capsys, str(tmp_path / "mine.toml"))
+    done = subprocess.run([sys.executable, "-c", python[1]], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert re.match(r"0\.\d+ 0\.\d+ 0\.\d+ t ÷ ", done.stdout)

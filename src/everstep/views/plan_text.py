@@ -56,13 +56,7 @@ def title(report: PlanReport) -> str:
 def headlines(report: PlanReport) -> list[str]:
     """The few sentences that answer the two questions of every plan."""
     effective, between = report.figure("effective_share"), report.figure("mtbf_s")
-    lines = [
-        f"Effective training time {_with_range(effective)}, a failure every {_with_range(between)}",
-    ]
-    if report.confidence is not None:
-        lines[0] += f"; ranges: {report.confidence * 100:.0f} % confidence of the failure rate"
-    elif between.low is not None:
-        lines[0] += "; ranges: those of published failure rates"
+    lines = [f"Effective training time {_with_range(effective)}, a failure every {_with_range(between)}"]
     gains = [f for f in report.figures if f.entry.section == LEVERS_SECTION]
     most = max(gains, key=lambda figure: figure.value)
     budget = report.value("interruption_budget_s")
@@ -71,6 +65,10 @@ def headlines(report: PlanReport) -> list[str]:
         f"An interruption costs {amount(loss, 's')} all in all; {percent(report.inputs.target_share)} allows "
         f"{amount(budget, 's')}. {most.entry.title.capitalize()} would buy most: {points(most.value)}"
     )
+    if report.confidence is not None:
+        lines.append(f"(ranges: {report.confidence * 100:.0f} % confidence of the failure rate)")
+    elif between.low is not None:
+        lines.append("(ranges: those of published failure rates)")
     return lines
 
 
