@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 .PHONY: help demo test e2e sim check format bench bench-plan bench-simulate
 
 help:  ## list these targets
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | expand -t 12
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | expand -t 16
 
 demo: $(STAMP)  ## watch a real job lose a worker and recover
 	@$(BIN)/everstep demo

@@ -44,6 +44,7 @@ def add_parser(subparsers: "_Subparsers[argparse.ArgumentParser]") -> None:
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
     parser.add_argument("scenario", metavar="SCENARIO", help="llama3, 100k, stepfun, or a TOML file")
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="the first seed (default: 0)")

@@ -90,7 +90,8 @@ def _with_delays(scenario: Scenario, which: str) -> Scenario:
     if which == "everstep":
         return presets.with_everstep(scenario)
     document = _json("--delays", Path(which))
-    rows = document.get("rows", {}).get("recovery_kill") if isinstance(document, dict) else None
+    parts = document.get("rows") if isinstance(document, dict) else None
+    rows = parts.get("recovery_kill") if isinstance(parts, dict) else None
     return presets.with_everstep(scenario, with_measured(EVERSTEP, rows))
 
 

@@ -143,7 +143,7 @@ class Cluster:
                 one.failures, host_count=one.host_count + one.spares, duration_s=one.duration_s, rng=rng
             )
         for number, fault in enumerate(faults, start=1):
-            if fault.at_s < one.duration_s:
+            if fault.at_s < one.duration_s and max(fault.hosts) < len(self._fleet.hosts):  # a trace may have more hosts
                 self._after(fault.at_s, lambda number=number, fault=fault: self._strike(number, fault))  # type: ignore[misc]
         self._after(one.duration_s, self._end_of_time)
         started = RunStarted(

@@ -151,6 +151,10 @@ def torchrun_delays(timeout_s: float) -> Delays:
     )
 
 
+def _is_measured(parts: object) -> bool:
+    return isinstance(parts, Mapping) and all(isinstance(part_s, int | float) for part_s in parts.values())
+
+
 _BENCH_PARTS = {"detect_death": ("detect",), "spawn": ("spawn", "import"), "teardown": ("teardown",)}
 
 
@@ -168,7 +172,7 @@ def with_measured(delays: Delays, rows: object) -> Delays:
     parts = [
         row["parts"]
         for row in (rows if isinstance(rows, list) else [])
-        if isinstance(row, Mapping) and row.get("launcher") == "everstep" and isinstance(row.get("parts"), Mapping)
+        if isinstance(row, Mapping) and row.get("launcher") == "everstep" and _is_measured(row.get("parts"))
     ]
     if not parts:
         raise ConfigError("--delays: this result of `make bench` has no recovery of everstep's; run `make bench` again")

@@ -124,6 +124,8 @@ class Scenario:
 SILENT_OF_LLAMA3 = 79 / 419
 """Network 35, GPU system processor 17, NIC 7, watchdog 7, thermal 6, SSD 3, IO board 2, CPU 2."""
 
+_LIMITS = {"gpus": 2_000_000, "spares": 100_000, "agents": 1000, "days": 3660}
+_BLOCKS_MAX = 10_000_000
 _POSITIVE = {"gpus", "gpus_per_host", "agents", "days", "checkpoint_interval_s", "blocks_per_checkpoint"}
 _POSITIVE |= {"storage_tb_per_s", "gpu_watts", "burst_size", "repeat_days", "slow_minutes", "rack_hosts"}
 _AT_LEAST_1 = {"lemon_factor", "slow_factor"}
@@ -167,21 +169,21 @@ def _number(key: str, value: object) -> float:
         near = [known for known in keys() if known.startswith(key) or key.startswith(known.rsplit("_", 1)[0])]
         hint = f"did you mean {near[0]}? " if near else ""
         raise ConfigError(f"{key}: there is no such key; {hint}known keys are {', '.join(sorted(keys()))}")
-    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ConfigError(f"{key} = {value!r}: a number is expected, without a unit; the unit is in the key's name")
     whole = (key in _OWN and _OWN[key].type is int) or key == "rack_hosts"
     if whole and value != int(value):
-        raise ConfigError(f"{key} = {value}: a whole number is expected")
+        raise ConfigError(f"{key} = {value:g}: a whole number is expected")
     if value < 0:
-        raise ConfigError(f"{key} = {value}: it can't be negative")
+        raise ConfigError(f"{key} = {value:g}: it can't be negative")
     if key in _POSITIVE and value == 0:
-        raise ConfigError(f"{key} = {value}: it must be more than 0")
+        raise ConfigError(f"{key} = {value:g}: it must be more than 0")
     if key in _AT_LEAST_1 and value < 1:
-        raise ConfigError(f"{key} = {value}: a factor of at least 1 is expected")
+        raise ConfigError(f"{key} = {value:g}: a factor of at least 1 is expected")
     if key in _BELOW_1 and value >= 1:
-        raise ConfigError(f"{key} = {value}: a share below 1 is expected, such as 0.02")
+        raise ConfigError(f"{key} = {value:g}: a share below 1 is expected, such as 0.02")
     if key in _SHARES and value > 1:
-        raise ConfigError(f"{key} = {value}: a share from 0 to 1 is expected, such as 0.02 for 2 %")
+        raise ConfigError(f"{key} = {value:g}: a share from 0 to 1 is expected, such as 0.02 for 2 %")
     return int(value) if whole else float(value)
 
 
@@ -192,6 +194,14 @@ def check(scenario: Scenario) -> None:
         ConfigError: which keys, and what is allowed.
     """
     one = scenario
+    for key, limit in _LIMITS.items():
+        if getattr(one, key) > limit:
+            raise ConfigError(f"{key} = {getattr(one, key):g}: at most {limit:,} are simulated")
+    if one.duration_s / one.block_s > _BLOCKS_MAX:
+        raise ConfigError(
+            f"checkpoint_interval_s = {one.checkpoint_interval_s:g}: {one.days:g} days make more than {_BLOCKS_MAX:,} "
+            "blocks of work; take a longer interval, fewer days or fewer blocks_per_checkpoint"
+        )
     if one.gpus % one.gpus_per_host:
         raise ConfigError(f"gpus = {one.gpus}: a multiple of gpus_per_host = {one.gpus_per_host} is expected")
     if one.spares > one.host_count:
@@ -203,8 +213,6 @@ def check(scenario: Scenario) -> None:
             f"checkpoint_interval_s = {one.checkpoint_interval_s:g}: longer than the run of {one.days:g} days; "
             f"allowed is less than {one.duration_s:g} s"
         )
-    if one.failures.lemon_share * one.failures.lemon_factor > 0 and one.failures.lemon_factor < 1:
-        raise ConfigError(f"lemon_factor = {one.failures.lemon_factor}: at least 1 is expected")
     per_day = one.host_count * one.failures.per_1000_host_days / 1000 + one.failures.planned_per_day
     if per_day > 24 * 60:
         raise ConfigError(

@@ -59,8 +59,8 @@ def exits_of(
         exit_code=1,
         phase=Phase.TRAINING,
         step=step,
-        error_type="RuntimeError",
-        error_message="Connection closed by peer",
+        error_type="DistBackendError",
+        error_message="NCCL error: remote process exited or there was a network error",
     )
     return culprit, victim
 
