@@ -137,3 +137,15 @@ def test_nothing_down_needs_nothing_and_everything_down_needs_all() -> None:
     assert negative_binomial_cdf(5, 0.0, 2.0) == 1.0
     assert gamma_cdf(1.0, 0.0) == gamma_quantile(1.0, 0.0) == 0.0
     assert burst_quantile(5_000.0, 3.0, 0.99) == negative_binomial_quantile(5_000.0, 5.0, 0.99)
+
+
+def test_huge_counts_are_quick_and_join_the_small_ones() -> None:
+    for ratio in (1.0, 5.0):
+        for probability in (0.025, 0.99):
+            below, above = (negative_binomial_quantile(mean, ratio, probability) for mean in (999_999.0, 1_000_000.0))
+            assert above - below == pytest.approx(1, abs=3)
+    assert poisson_quantile(1e15, 0.5) == pytest.approx(1e15)
+    assert binomial_quantile(10**9, 0.5, 0.99) == pytest.approx(5e8 + 2.3263 * math.sqrt(2.5e8), abs=2)
+    few, many = count_interval(999_999), count_interval(1_000_001)
+    assert many.low - few.low == pytest.approx(2, abs=0.05)
+    assert many.high - few.high == pytest.approx(2, abs=0.05)

@@ -13,6 +13,8 @@ _TERMS_MAX = 100_000
 _EPSILON = 1e-15
 _TINY = 1e-300
 _NORMAL = NormalDist()
+_LARGE = 1e6
+"""From this mean or shape on, an expansion around the normal is good to a millionth, and sums are slow and are not."""
 
 
 def gamma_cdf(shape: float, x: float) -> float:
@@ -62,6 +64,8 @@ def gamma_quantile(shape: float, probability: float) -> float:
     z = _NORMAL.inv_cdf(probability)
     third = 1.0 - 1.0 / (9.0 * shape) + z / (3.0 * math.sqrt(shape))
     high = max(shape * third**3, 1e-12)
+    if shape >= _LARGE:
+        return high
     low = high
     while gamma_cdf(shape, high) < probability:
         low, high = high, high * 2.0
@@ -198,6 +202,8 @@ def _quantile(walk: _Walk, mean: float, variance: float, probability: float) -> 
     """Walk from a normal guess to the smallest k whose upper tail is at most 1 − probability."""
     allowed = (1.0 - probability) * (1.0 + 1e-12)
     z = _NORMAL.inv_cdf(min(max(probability, 1e-12), 1.0 - 1e-12))
+    if mean >= _LARGE:  # Cornish and Fisher's expansion; the skewness of all of Panjer's class is (2 v/m − 1)/√v
+        return math.ceil(mean + z * math.sqrt(variance) + (2.0 * variance / mean - 1.0) * (z * z - 1.0) / 6.0)
     k = max(0, int(mean + z * math.sqrt(variance)))
     mass = math.exp(walk.log_mass(k))
     if mass == 0.0 and k > mean:  # far out, where the guess is no use

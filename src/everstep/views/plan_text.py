@@ -14,12 +14,15 @@ from everstep.planning.inputs import Inputs
 from everstep.planning.keys import KEYS
 from everstep.planning.plan import Figure, PlanReport
 from everstep.planning.quantities import unit_of
+from everstep.views.report_text import counted
 
 _TIMES = ((1e-3, "ms"), (1.0, "s"), (60.0, "min"), (3_600.0, "h"), (86_400.0, "days"))
 _TIME_LIMITS_S = (1.0, 100.0, 7_200.0, 172_800.0)
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 LEVERS_SECTION = "What buys most"
+_TELLING_SHARE = 0.0005
+"""Gains below are shown as 0.0 points."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +53,8 @@ def plan_lines(report: PlanReport, notes: Sequence[str] = ()) -> list[str]:
 
 def title(report: PlanReport) -> str:
     inputs = report.inputs
-    return f"{report.name}: {inputs.gpu_count:,} GPUs on {inputs.host_count:,} hosts, {amount(inputs.run_days, 'days')}"
+    size = f"{counted(inputs.gpu_count, 'GPU')} on {counted(inputs.host_count, 'host')}"
+    return f"{report.name}: {size}, {amount(inputs.run_days, 'days')}"
 
 
 def headlines(report: PlanReport) -> list[str]:
@@ -61,9 +65,13 @@ def headlines(report: PlanReport) -> list[str]:
     most = max(gains, key=lambda figure: figure.value)
     budget = report.value("interruption_budget_s")
     loss = report.value("loss_per_interruption_s")
+    if most.value >= _TELLING_SHARE:
+        advice = f"{most.entry.title.capitalize()} would buy most: {points(most.value)}"
+    else:
+        advice = "No single one of these would buy much: half the failures, restart time or checkpoint pause"
     lines.append(
         f"An interruption costs {amount(loss, 's')} all in all; {percent(report.inputs.target_share)} allows "
-        f"{amount(budget, 's')}. {most.entry.title.capitalize()} would buy most: {points(most.value)}"
+        f"{amount(budget, 's')}. {advice}"
     )
     if report.confidence is not None:
         lines.append(f"(ranges: {report.confidence * 100:.0f} % confidence of the failure rate)")
@@ -244,6 +252,8 @@ def amount(value: float, unit: str) -> str:
             return _count(value)
         case "hosts" | "failures" | "GPU-hours":
             return f"{_count(value)} {unit}"
+        case "days" if _three(value) == "1":
+            return "1 day"
         case _:
             return f"{_three(value)} {unit}"
 
