@@ -51,7 +51,7 @@ class Said:
         )
 
 
-def play(case: Case, *, seed: int, run_dir: Path, within_s: float = 45.0) -> Said:
+def play(case: Case, *, seed: int, run_dir: Path, within_s: float = 120.0) -> Said:
     """Run the case until it has ended or all there is to say has been said."""
     command = [sys.executable, "-m", "everstep.cli.main", "run", "--nproc-per-node", str(case.world)]
     command += ["--run-dir", str(run_dir), "--hang-floor", "1.5", "--max-restarts", "0", "--grace", "0.5"]
