@@ -1,4 +1,4 @@
-"""everstep keeps large synchronous PyTorch training productive; this file knows the version, and where `diagnose` is."""
+"""everstep keeps large synchronous PyTorch training productive; this file knows its version and `diagnose`."""
 
 import importlib
 
