@@ -84,7 +84,7 @@ def test_json_has_every_figure_with_its_formula_source_range_and_assumed_inputs(
     assert figure["value"] == pytest.approx(11_135, abs=1)
     assert figure["unit"] == "s"
     assert figure["source"] == "arXiv 2410.21680"
-    assert figure["assumed"] == []
+    assert figure["assumed"] == ["count_variance_ratio"]
     assert "checkpoint_pause_s" in str(found["figures"]["effective_share"]["assumed"])
     assert found["inputs"]["detection_s"]["assumed"] is True
     assert found["inputs"]["gpu_count"] == {

@@ -47,7 +47,8 @@ def test_every_preset_gives_every_figure_that_its_inputs_allow(name: str) -> Non
 
 
 def test_a_plan_with_everything_said_assumes_nothing() -> None:
-    said = {key.name: key.assumed for key in KEYS if key.assumed is not None and key.name != "gpu_peak_flops"}
+    apart = {"gpu_peak_flops", "count_variance_ratio"}
+    said = {key.name: key.assumed for key in KEYS if key.assumed is not None and key.name not in apart}
     plan = Plan(
         **{
             **said,
@@ -147,6 +148,7 @@ def test_a_figure_moves_only_with_the_inputs_that_it_names(key: str) -> None:
         ({"target_share": 95}, ("target_share is 95", "at most 1", "'90 %'")),
         ({"failure_count": 3}, ("observed_host_days is missing", "failure_count")),
         ({"observed_host_days": 3.0}, ("failure_count is missing", "observed_host_days")),
+        ({"count_variance_ratio": 3.0}, ("failure_count is missing", "count_variance_ratio")),
         ({"mtbf_s": 60.0, "gpu_days_per_failure": 3.0}, ("gpu_days_per_failure and mtbf_s", "one of them")),
         ({"mfu_share": 0.4, "flops_per_gpu": 4e14}, ("flops_per_gpu and mfu_share", "one of them")),
         ({"lemon_host_share": 0.2, "lemon_failure_share": 0.1}, ("lemon_failure_share", "lemon_host_share")),
@@ -188,6 +190,26 @@ def test_a_counted_rate_has_its_exact_interval_and_moves_every_figure_with_it() 
     assert share.low == pytest.approx(low.value("effective_share"))
     assert between.low == pytest.approx(low.value("mtbf_s"))
     assert report.confidence == 0.95
+
+
+def test_failures_in_bursts_widen_the_range_and_leave_the_rate() -> None:
+    plan = Plan(gpu_count=1_024, failure_count=40, observed_host_days=1_000.0)
+    alone, bursts = (evaluate(replace(plan, count_variance_ratio=ratio)) for ratio in (1.0, 4.0))
+    for key in ("mtbf_s", "effective_share", "replica_effective_share", "spare_count", "failures_per_day"):
+        one, two = alone.figure(key), bursts.figure(key)
+        assert one.value == two.value
+        assert (two.low or 0) < (one.low or 0) < (one.high or 0) < (two.high or 0), key
+    rate = bursts.figure("failures_per_1000_host_days")
+    assert (rate.low, rate.high) == (pytest.approx(4 * 4.7954, abs=1e-3), pytest.approx(4 * 18.3904, abs=1e-3))
+    assert "count_variance_ratio" in evaluate(plan).figure("mtbf_s").assumed
+    assert "count_variance_ratio" not in bursts.figure("mtbf_s").assumed
+
+
+def test_the_days_to_train_have_the_range_of_the_effective_time() -> None:
+    report = evaluate(FULL)
+    days, share = report.figure("training_days"), report.figure("effective_share")
+    assert days.low == pytest.approx(days.value * share.value / (share.high or 0))
+    assert days.high == pytest.approx(days.value * share.value / (share.low or 0))
 
 
 def test_no_failure_seen_is_not_never() -> None:

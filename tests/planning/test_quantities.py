@@ -75,6 +75,7 @@ def test_every_key_with_a_unit_in_its_name_is_known_by_it() -> None:
         "failures_per_1000_host_days",
         "gpu_days_per_failure",
         "planned_per_day",
+        "count_variance_ratio",
         "down_variance_ratio",
         "burst_hosts",
         "bytes_per_parameter",

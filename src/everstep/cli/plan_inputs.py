@@ -237,6 +237,7 @@ def fit_trace(path: Path, *, host_count: int | None, days: float | None = None) 
     values: dict[str, float] = {
         "failure_count": found.fault_count,
         "observed_host_days": found.host_count * duration_s / DAY_S,
+        "count_variance_ratio": found.count_variance_ratio,
         "replacement_s": found.repair_s,
         "replaced_share": 1.0,
         "down_variance_ratio": max(1.0, found.down_variance_ratio),
@@ -245,7 +246,8 @@ def fit_trace(path: Path, *, host_count: int | None, days: float | None = None) 
     }
     note = (
         f"{path}: {found.down_mean:.1f} of {found.host_count:,} hosts were down on average, {found.down_p99} or fewer "
-        "in 99 % of the time; faults come in bursts, so the true range of the rate is wider than the Poisson one"
+        f"in 99 % of the time; faults per fortnight have {found.count_variance_ratio:.1f} times Poisson's variance, "
+        "and the range of the rate is as much wider as that asks"
     )
     return Layer(values=values, origins=dict.fromkeys(values, Origin(source=source)), notes=(note,))
 

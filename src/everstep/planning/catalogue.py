@@ -37,6 +37,8 @@ class Entry:
 
 _HOSTS = frozenset({"gpu_count", "gpus_per_host"})
 _RATE = _HOSTS | {"failures_per_1000_host_days"}
+_RANGED = _RATE | {"count_variance_ratio"}
+"""The figures that have a range: it follows from how far the counted failures may be from the mean."""
 _PAUSE = _RATE | {"checkpoint_pause_s"}
 _INTERVAL = _PAUSE | {"checkpoint_interval_s"}
 _RESTART = frozenset({"detection_s", "restart_s", "restore_s"})
@@ -48,7 +50,7 @@ _DOWN = _RATE | {"replaced_share", "replacement_s"}
 _SPARES = _DOWN | {"availability_share"}
 _LEMONS = frozenset({"lemon_host_share", "lemon_failure_share"})
 _MODEL = frozenset({"parameter_count", "token_count"})
-_TRAINING = _MODEL | {"flops_per_gpu"} | _EFFECTIVE
+_TRAINING = _MODEL | {"flops_per_gpu"} | _EFFECTIVE | _RANGED
 _BYTES = frozenset({"parameter_count", "bytes_per_parameter"})
 _GPU_W = frozenset({"gpu_count", "gpu_power_w"})
 _IT_W = frozenset({"gpu_count", "it_power_per_gpu_w"})
@@ -80,24 +82,26 @@ def _restart_limit(target: float) -> Entry:
 _SECTIONS: dict[str, tuple[Entry, ...]] = {
     "Failures": (
         _entry("host_count", "hosts", "hosts", "GPUs ÷ GPUs per host, rounded up", ARITHMETIC, _HOSTS),
-        _entry("failures_per_1000_host_days", "failure rate", "per 1000 host-days", "r", "the plan's", _RATE - _HOSTS),
+        _entry(
+            "failures_per_1000_host_days", "failure rate", "per 1000 host-days", "r", "the plan's", _RANGED - _HOSTS
+        ),
         _entry(
             "gpu_days_per_failure",
             "GPU-days per failure",
             "GPU-days",
             "GPUs per host × 1000 ÷ r",
             ARITHMETIC,
-            _RATE - {"gpu_count"},
+            _RANGED - {"gpu_count"},
         ),
-        _entry("mtbf_s", "time between failures", "s", "M = 1 ÷ (hosts × r)", RSC, _RATE),
-        _entry("failures_per_day", "failures a day", "per day", "hosts × r", ARITHMETIC, _RATE),
+        _entry("mtbf_s", "time between failures", "s", "M = 1 ÷ (hosts × r)", RSC, _RANGED),
+        _entry("failures_per_day", "failures a day", "per day", "hosts × r", ARITHMETIC, _RANGED),
         _entry(
             "failures_in_run",
             "failures in the run",
             "failures",
             "hosts × r × days; the range is what a run may see (Poisson)",
             ARITHMETIC,
-            _RATE | {"run_days"},
+            _RANGED | {"run_days"},
         ),
         _entry(
             "interruption_interval_s",
@@ -168,7 +172,7 @@ _SECTIONS: dict[str, tuple[Entry, ...]] = {
             "share",
             "t ÷ (M·e^{R/M}·(e^{(t+d)/M} − 1)) × (1 − planned)",
             f"exact model, {DALY}",
-            _EFFECTIVE,
+            _EFFECTIVE | _RANGED,
         ),
         _entry(
             "best_effective_share",
@@ -193,7 +197,7 @@ _SECTIONS: dict[str, tuple[Entry, ...]] = {
             "share",
             "(1 − (S + T/k)/M) × (1 − planned)",
             FT_HSDP,
-            _RATE | _REPLICAS | _PLANNED,
+            _RANGED | _REPLICAS | _PLANNED,
         ),
         _entry(
             "pool_effective_share",
@@ -282,7 +286,7 @@ _SECTIONS: dict[str, tuple[Entry, ...]] = {
             "hosts",
             "quantile of a negative binomial",
             "spread of StepFun's record",
-            _SPARES | {"down_variance_ratio"},
+            _SPARES | _RANGED | {"down_variance_ratio"},
         ),
         _entry(
             "excluded_spare_count",

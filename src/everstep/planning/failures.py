@@ -106,20 +106,32 @@ def rate_of_mtbf(mtbf_s: float, *, host_count: float) -> float:
 
 
 @lru_cache(maxsize=4096)
-def count_interval(count: int, confidence: float = CONFIDENCE) -> Interval:
+def count_interval(count: int, confidence: float = CONFIDENCE, variance_ratio: float = 1.0) -> Interval:
     """The exact interval for the mean of a Poisson variable of which `count` was seen (Garwood 1936).
 
-    Half of chi-square's quantiles with 2k and 2k + 2 degrees of freedom, that is, gamma's with k and k + 1.
+    Half of chi-square's quantiles with 2k and 2k + 2 degrees of freedom, that is, gamma's with k and k + 1. When counts
+    vary more than Poisson, k failures tell no more than k ÷ `variance_ratio` independent ones (quasi-Poisson).
     """
     beyond = (1.0 - confidence) / 2.0
-    low = gamma_quantile(float(count), beyond) if count else 0.0
-    return Interval(low=low, high=gamma_quantile(count + 1.0, 1.0 - beyond))
+    independent = count / variance_ratio
+    low = gamma_quantile(independent, beyond) * variance_ratio if count else 0.0
+    return Interval(low=low, high=gamma_quantile(independent + 1.0, 1.0 - beyond) * variance_ratio)
 
 
-def fit_rate(*, failure_count: int, host_days: float, source: str, confidence: float = CONFIDENCE) -> FailureRate:
-    """The rate that was seen, with its exact Poisson interval.
+def fit_rate(
+    *,
+    failure_count: int,
+    host_days: float,
+    source: str,
+    confidence: float = CONFIDENCE,
+    variance_ratio: float = 1.0,
+) -> FailureRate:
+    """The rate that was seen, with its exact Poisson interval, widened when failures come in bursts.
 
     With no failure at all the point is that of half a failure (Jeffreys), so that no plan says "never".
+
+    Args:
+        variance_ratio: variance ÷ mean of failures in equal periods, 1 or more; 1 for independent failures.
 
     Raises:
         ConfigError: a negative count, or no host-days.
@@ -130,7 +142,7 @@ def fit_rate(*, failure_count: int, host_days: float, source: str, confidence: f
         raise ConfigError(
             f"host_days is {host_days:g}: a rate needs hosts that worked for a time, so it must be above 0"
         )
-    interval = count_interval(failure_count, confidence)
+    interval = count_interval(failure_count, confidence, variance_ratio)
     return FailureRate(
         per_1000_host_days=max(failure_count, 0.5) * 1000.0 / host_days,
         low=interval.low * 1000.0 / host_days,

@@ -53,6 +53,7 @@ class Plan:
     mtbf_s: float | None = None
     failure_count: int | None = None
     observed_host_days: float | None = None
+    count_variance_ratio: float | None = None
     planned_per_day: float | None = None
     planned_stop_s: float | None = None
     checkpoint_pause_s: float | None = None
@@ -109,11 +110,13 @@ class Plan:
 
     def _check_alternatives(self) -> None:
         counted = ("failure_count", "observed_host_days")
-        said = [name for name in RATE_KEYS if name not in counted and getattr(self, name) is not None]
+        said = [name for name in RATE_KEYS[:3] if getattr(self, name) is not None]
         has_count, has_days = (getattr(self, name) is not None for name in counted)
         if has_count != has_days:
             missing, there = counted if has_days else counted[::-1]
             raise ConfigError(f"{missing} is missing: {there} says the failure rate only together with it")
+        if self.count_variance_ratio is not None and not has_count:
+            raise ConfigError("failure_count is missing: count_variance_ratio says only how far its range reaches")
         said += ["failure_count"] if has_count else []
         if len(said) > 1:
             raise ConfigError(f"{' and '.join(said)} all say the failure rate: give one of them")
@@ -161,6 +164,7 @@ class Inputs:
     host_count: int
     run_days: float
     rate: FailureRate
+    count_variance_ratio: float | None
     planned_per_day: float
     planned_stop_s: float
     checkpoint_pause_s: float
@@ -207,11 +211,10 @@ def assumed(name: str) -> float:
     return value
 
 
-_COPIED = tuple(
-    f.name
-    for f in fields(Inputs)
-    if f.name not in {"host_count", "rate", "assumed", "origins", "flops_per_gpu", "planned_stop_s", "replica_count"}
+_DERIVED = frozenset(
+    "host_count rate assumed origins flops_per_gpu planned_stop_s replica_count count_variance_ratio".split()
 )
+_COPIED = tuple(f.name for f in fields(Inputs) if f.name not in _DERIVED)
 _ASSUMED_ORIGINS = {key.name: Origin(source=key.why, is_assumed=True) for key in KEYS}
 _GIVEN = Origin(source="given")
 
@@ -232,7 +235,7 @@ def resolve(plan: Plan) -> Inputs:
     if plan.lemon_failure_share is None and plan.lemon_host_share is not None:
         values["lemon_failure_share"] = max(plan.lemon_host_share, assumed("lemon_failure_share"))
     _derive(plan, values, origins)
-    rate = _rate(plan, origins)
+    rate = _rate(plan, values, origins)
     return Inputs(
         host_count=plan.host_count,
         rate=rate,
@@ -264,8 +267,9 @@ def _derive(plan: Plan, values: dict[str, Any], origins: dict[str, Origin]) -> N
         origins["flops_per_gpu"] = _ASSUMED_ORIGINS["flops_per_gpu"]
 
 
-def _rate(plan: Plan, origins: dict[str, Origin]) -> FailureRate:
+def _rate(plan: Plan, values: dict[str, Any], origins: dict[str, Origin]) -> FailureRate:
     """The failure rate, however it was said."""
+    values["count_variance_ratio"] = None
     said = next((name for name in RATE_KEYS if getattr(plan, name) is not None), None)
     if said is None:
         origins["failures_per_1000_host_days"] = Origin(source=PRIOR.source, is_assumed=True)
@@ -273,11 +277,16 @@ def _rate(plan: Plan, origins: dict[str, Origin]) -> FailureRate:
     origin = plan.origins.get(said, _GIVEN)
     origins["failures_per_1000_host_days"] = origin
     if plan.failure_count is not None and plan.observed_host_days is not None:
+        key = "count_variance_ratio"
+        said_ratio = plan.count_variance_ratio
+        origins[key] = _ASSUMED_ORIGINS[key] if said_ratio is None else plan.origins.get(key, _GIVEN)
+        values[key] = variance_ratio = assumed(key) if said_ratio is None else said_ratio
         return fit_rate(
             failure_count=plan.failure_count,
             host_days=plan.observed_host_days,
             source=origin.source,
             confidence=plan.confidence,
+            variance_ratio=variance_ratio,
         )
     if plan.gpu_days_per_failure is not None:
         gpus_per_host = plan.gpus_per_host or int(assumed("gpus_per_host"))

@@ -91,6 +91,16 @@ KEYS: tuple[Key, ...] = (
     _count("failure_count", _FAILURES, "failures seen, with observed_host_days (another way to say the rate)", low=0),
     Key(name="observed_host_days", group=_FAILURES, meaning="host-days in which they were seen"),
     Key(
+        name="count_variance_ratio",
+        group=_FAILURES,
+        meaning="variance ÷ mean of failure_count in equal periods; 1 is Poisson, more widens the range",
+        low=1.0,
+        high=1e4,
+        includes_low=True,
+        assumed=1.0,
+        why="failures independent of each other",
+    ),
+    Key(
         name="planned_per_day",
         group=_FAILURES,
         meaning="planned interruptions a day",
@@ -305,6 +315,13 @@ KEYS: tuple[Key, ...] = (
     Key(name="ramp_limit_w_per_s", group=_POWER, meaning="how fast the grid lets the draw change"),
 )
 KEY_BY_NAME: dict[str, Key] = {key.name: key for key in KEYS}
-RATE_KEYS = ("failures_per_1000_host_days", "gpu_days_per_failure", "mtbf_s", "failure_count", "observed_host_days")
+RATE_KEYS = (
+    "failures_per_1000_host_days",
+    "gpu_days_per_failure",
+    "mtbf_s",
+    "failure_count",
+    "observed_host_days",
+    "count_variance_ratio",
+)
 """They all say the failure rate: one who names any of them has said it."""
 SPEED_KEYS = ("flops_per_gpu", "mfu_share")

@@ -139,7 +139,7 @@ class _Sheet:
         self.figures: dict[str, Figure] = {}
 
     def add(self, key: str, value: float, low: float | None = None, high: float | None = None) -> None:
-        if low is not None and high is not None and high <= low:
+        if low is None or high is None or high <= low:
             low = high = None
         self.figures[key] = Figure(entry=CATALOGUE[key], value=value, low=low, high=high, assumed=self._assumed[key])
 
@@ -176,6 +176,17 @@ class _Efficiency:
             interval_s = exact_interval_s(pause_s=recovery.pause_s, mtbf_s=recovery.mtbf_s)
         return exact_share(interval_s=interval_s, recovery=recovery) * self.kept_share
 
+    def replica_share(self, rate: float) -> float:
+        """With replicas that recover alone."""
+        inputs = self.inputs
+        share = replica_share(
+            stall_s=inputs.replica_stall_s,
+            rejoin_s=inputs.replica_rejoin_s,
+            replica_count=inputs.replica_count,
+            mtbf_s=mtbf_s(failures_per_1000_host_days=rate, host_count=inputs.host_count),
+        )
+        return share * self.kept_share
+
 
 def evaluate(plan: Plan) -> PlanReport:
     """Everything that follows from a plan."""
@@ -185,13 +196,12 @@ def evaluate(plan: Plan) -> PlanReport:
     recovery = efficiency.recovery(inputs.rate.per_1000_host_days)
     best_s = exact_interval_s(pause_s=recovery.pause_s, mtbf_s=recovery.mtbf_s)
     interval_s = inputs.checkpoint_interval_s if inputs.checkpoint_interval_s is not None else best_s
-    share = efficiency.share(inputs.rate.per_1000_host_days)
     _failures(sheet, inputs, recovery)
     _intervals(sheet, efficiency, recovery, best_s, interval_s)
-    _effective(sheet, efficiency, recovery, best_s, interval_s, share)
+    _effective(sheet, efficiency, recovery, best_s, interval_s)
     _budget(sheet, efficiency, recovery)
     _spares(sheet, inputs)
-    _training(sheet, inputs, share)
+    _training(sheet, inputs)
     _checkpoints(sheet, inputs, interval_s)
     _power(sheet, inputs)
     return PlanReport(
@@ -245,30 +255,22 @@ def _intervals(sheet: _Sheet, efficiency: _Efficiency, recovery: Recovery, best_
         sheet.add(key, max(0.0, best - missed) * kept)
 
 
-def _effective(
-    sheet: _Sheet, efficiency: _Efficiency, recovery: Recovery, best_s: float, interval_s: float, share: float
-) -> None:
-    inputs, kept = efficiency.inputs, efficiency.kept_share
-    rate = inputs.rate
+def _effective(sheet: _Sheet, efficiency: _Efficiency, recovery: Recovery, best_s: float, interval_s: float) -> None:
+    inputs, kept, rate = efficiency.inputs, efficiency.kept_share, efficiency.inputs.rate
     sheet.add("restart_total_s", recovery.restart_s)
     sheet.add("lost_work_s", expected_lost_work_s(interval_s=interval_s))
+    share = efficiency.share(rate.per_1000_host_days)
+    replicas = efficiency.replica_share(rate.per_1000_host_days)
     if rate.low < rate.high:
         sheet.add("effective_share", share, efficiency.share(rate.high), efficiency.share(rate.low))
+        low, high = efficiency.replica_share(rate.high), efficiency.replica_share(rate.low)
+        sheet.add("replica_effective_share", replicas, low, high)
     else:
         sheet.add("effective_share", share)
+        sheet.add("replica_effective_share", replicas)
     sheet.add("best_effective_share", exact_share(interval_s=best_s, recovery=recovery) * kept)
     sheet.add("linear_effective_share", linear_share(interval_s=interval_s, recovery=recovery) * kept)
     sheet.add("planned_share", 1.0 - kept)
-    sheet.add(
-        "replica_effective_share",
-        kept
-        * replica_share(
-            stall_s=inputs.replica_stall_s,
-            rejoin_s=inputs.replica_rejoin_s,
-            replica_count=inputs.replica_count,
-            mtbf_s=recovery.mtbf_s,
-        ),
-    )
     sheet.add("loss_per_interruption_s", (1.0 - share) * _interruption_interval_s(inputs, recovery))
     sheet.add("lost_gpu_hours", (1.0 - share) * inputs.gpu_count * inputs.run_days * DAY_S / HOUR_S)
 
@@ -307,7 +309,17 @@ def _spares(sheet: _Sheet, inputs: Inputs) -> None:
     sheet.add("two_class_spare_count", two_class)
     bursts = burst_spares(down_mean=mean, burst_hosts=inputs.burst_hosts, availability=wanted)
     sheet.add("burst_spare_count", bursts)
-    sheet.add("spare_count", overdispersed_spares(down_mean=mean, variance_ratio=ratio, availability=wanted))
+    needed = overdispersed_spares(down_mean=mean, variance_ratio=ratio, availability=wanted)
+    if inputs.rate.low < inputs.rate.high:
+        low, high = (
+            overdispersed_spares(
+                down_mean=mean * end / inputs.rate.per_1000_host_days, variance_ratio=ratio, availability=wanted
+            )
+            for end in (inputs.rate.low, inputs.rate.high)
+        )
+        sheet.add("spare_count", needed, low, high)
+    else:
+        sheet.add("spare_count", needed)
     excluded = overdispersed_spares(down_mean=mean * lemons.rate_factor, variance_ratio=ratio, availability=wanted)
     sheet.add("excluded_spare_count", excluded)
     if inputs.spare_host_count is not None:
@@ -316,20 +328,26 @@ def _spares(sheet: _Sheet, inputs: Inputs) -> None:
         sheet.add("pool_effective_share", share * sheet.figures["effective_share"].value)
 
 
-def _training(sheet: _Sheet, inputs: Inputs, share: float) -> None:
+def _training(sheet: _Sheet, inputs: Inputs) -> None:
     parameters, tokens = inputs.parameter_count, inputs.token_count
     if parameters is None or tokens is None:
         return
     flops = training_flops(parameters=parameters, tokens=tokens)
     sheet.add("training_flops", flops)
-    if share > 0:
-        spent_s = training_s(
-            flops=flops, gpu_count=inputs.gpu_count, flops_per_gpu=inputs.flops_per_gpu, effective_share=share
+    effective = sheet.figures["effective_share"]
+    if effective.value > 0:
+        busy_s = training_s(
+            flops=flops, gpu_count=inputs.gpu_count, flops_per_gpu=inputs.flops_per_gpu, effective_share=1.0
         )
-        sheet.add("training_days", spent_s / DAY_S)
-        sheet.add("training_gpu_hours", inputs.gpu_count * spent_s / HOUR_S)
         power_w = inputs.it_power_per_gpu_w * inputs.gpu_count * inputs.pue
-        sheet.add("training_energy_j", energy_j(power_w=power_w, duration_s=spent_s))
+        for key, at_full in (
+            ("training_days", busy_s / DAY_S),
+            ("training_gpu_hours", inputs.gpu_count * busy_s / HOUR_S),
+            ("training_energy_j", energy_j(power_w=power_w, duration_s=busy_s)),
+        ):
+            low = at_full / effective.high if effective.high else None
+            high = at_full / effective.low if effective.low else None
+            sheet.add(key, at_full / effective.value, low, high)
     sheet.add("tokens_per_parameter", tokens / parameters)
     for name, best in (
         ("chinchilla", optimum(CHINCHILLA, flops=flops)),
