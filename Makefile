@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test e2e sim check format bench bench-plan bench-simulate
+.PHONY: help demo test e2e sim check format bench bench-plan bench-simulate bench-diagnose
 
 help:  ## list these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | expand -t 16
@@ -33,6 +33,9 @@ format: $(STAMP)  ## rewrite the sources in the house format
 
 bench: $(STAMP)  ## measure overheads; results go to bench/results
 	@$(BIN)/python bench/run.py
+
+bench-diagnose: $(STAMP)  ## measure verdicts on hangs of up to 16,384 ranks, with torchfrtrace beside
+	@$(BIN)/python bench/diagnose.py
 
 bench-plan: $(STAMP)  ## measure how long plans take
 	@$(BIN)/python bench/plan.py

@@ -72,8 +72,11 @@ def decode_dump(content: bytes) -> Dump:
             raw = load_data(content)
             if not isinstance(raw, dict):
                 raise ValueError("it holds no dump")
+            entries = raw.pop("entries", ())
+            if not isinstance(entries, list | tuple):
+                raise ValueError("its entries are no list")
             dump = msgspec.convert(raw, Dump)
-            dump.entries = _PickledEntries(dump.entries)
+            dump.entries = _PickledEntries(entries)
         else:
             dump = _JSON.decode(content)
     except msgspec.DecodeError as error:

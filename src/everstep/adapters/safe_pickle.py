@@ -29,8 +29,8 @@ def load_data(content: bytes) -> Any:
     Raises:
         ValueError: with one clause that says why: it names a callable, is torn, or is no pickle.
     """
-    try:
-        return _DataOnly(io.BytesIO(content)).load()
+    try:  # without a buffer that it can peek into, the unpickler reads piece by piece and takes three times as long
+        return _DataOnly(io.BufferedReader(io.BytesIO(content), len(content) + 1)).load()
     except pickle.UnpicklingError as error:
         raise ValueError(str(error)) from error
     except MemoryError as error:
@@ -40,23 +40,32 @@ def load_data(content: bytes) -> Any:
 
 
 @contextmanager
+def without_collections() -> Iterator[None]:
+    """No cyclic garbage collection: thousands of traces hold no cycles, and looking for some doubles the time."""
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collects:
+            gc.enable()
+
+
+@contextmanager
 def bounded_loading() -> Iterator[None]:
-    """While many pickles are loaded: no cyclic garbage collection, and no more than 4 GiB of new address space.
+    """While many pickles are loaded: no garbage collection, and no more than 4 GiB of new address space.
 
     A pickle of a few bytes can ask for 64 GiB by numbering an object 2**32 - 1 (CPython's memo is an array).
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_AS)
     limit = _address_space_bytes() + MEMORY_BYTES_MAX
-    collects = gc.isenabled()
-    gc.disable()
-    if soft == resource.RLIM_INFINITY or limit < soft:
-        resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
-        if collects:
-            gc.enable()
+    with without_collections():
+        if soft == resource.RLIM_INFINITY or limit < soft:
+            resource.setrlimit(resource.RLIMIT_AS, (limit, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
 
 
 def _address_space_bytes() -> int:

@@ -6,6 +6,7 @@ from os import PathLike
 from pathlib import Path
 
 from everstep.adapters.flight_dumps import DUMP_BYTES_MAX, load_dumps
+from everstep.adapters.safe_pickle import without_collections
 from everstep.domain.diagnosis import HangVerdict
 from everstep.domain.ids import Rank
 from everstep.policy.diagnosis import diagnose as decide
@@ -42,12 +43,13 @@ def diagnose(
     """
     given: Sequence[str | PathLike[str]] = [paths] if isinstance(paths, str | PathLike) else list(paths)
     loaded = load_dumps([Path(path) for path in given], dump_bytes_max=dump_bytes_max)
-    verdict = judge_creation(loaded.traces) or decide(
-        [replace(trace, groups=without_creations(trace)) for trace in loaded.traces],
-        loaded.memberships,
-        expected_ranks=[Rank(rank) for rank in range(world_size or 0)],
-        moved=loaded.moved,
-    )
+    with without_collections():
+        verdict = judge_creation(loaded.traces) or decide(
+            [replace(trace, groups=without_creations(trace)) for trace in loaded.traces],
+            loaded.memberships,
+            expected_ranks=[Rank(rank) for rank in range(world_size or 0)],
+            moved=loaded.moved,
+        )
     problems = loaded.problems[:_PROBLEMS_MAX]
     if len(loaded.problems) > _PROBLEMS_MAX:
         problems += (f"{len(loaded.problems) - _PROBLEMS_MAX} more files could not be used",)

@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 from everstep.domain.ids import HostId, Rank
@@ -207,9 +208,14 @@ def _state(entry: Entry, library: str) -> OpState:
 
 def signature_of(kind: str, entry: Entry) -> str:
     """What has to be equal on all members."""
-    if _SIZES_MAY_DIFFER.search(kind):
+    if _sizes_may_differ(kind):
         return f"{kind} {_dtypes(entry)}"
     return f"{kind} of {entry.input_sizes} {_dtypes(entry)}"
+
+
+@lru_cache(maxsize=256)
+def _sizes_may_differ(kind: str) -> bool:
+    return _SIZES_MAY_DIFFER.search(kind) is not None
 
 
 def _dtypes(entry: Entry) -> str:
@@ -220,9 +226,18 @@ def stack_identity(frames: Any) -> str:
     """The innermost lines that are the script's own, else the library's; empty without frames."""
     if not frames:
         return ""
-    lines = [one for frame in frames if isinstance(frame, dict) and (one := _line(frame))]
-    own = [line for line in lines if not _LIBRARY.search(line)]
-    return " < ".join((own or lines)[:_FRAMES_MAX])
+    own: list[str] = []
+    for frame in frames:
+        if isinstance(frame, dict) and not _is_library(str(frame.get("filename", "?"))):
+            own.append(_line(frame))
+            if len(own) == _FRAMES_MAX:
+                break
+    return " < ".join(own or [_line(frame) for frame in frames[:_FRAMES_MAX] if isinstance(frame, dict)])
+
+
+@lru_cache(maxsize=4096)
+def _is_library(filename: str) -> bool:
+    return _LIBRARY.search(filename) is not None
 
 
 def _line(frame: dict[str, Any]) -> str:
