@@ -21,6 +21,7 @@ from everstep.domain.codec import to_json
 from everstep.domain.errors import EvidenceError
 from everstep.domain.evidence import EvidenceFile, GroupCounts, ProcessState, RankSummary
 from everstep.domain.ids import Attempt, HostId, IncidentId, Rank
+from everstep.domain.phases import Phase
 
 _PING_S = 0.15
 _GIL_S = 0.12
@@ -34,10 +35,10 @@ _REFRESH = "everstep_refresh"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Answers:
-    """`python` says by its answer whether Python code runs; a worker without the recorder has no such handler."""
+    """`python` says by its answer whether Python code runs; None when that was not asked."""
 
     alive: Answer
-    python: Answer
+    python: Answer | None
     recorder: Answer
 
 
@@ -98,8 +99,8 @@ class EvidenceFiles:
         if answers is not None:
             groups = group_counts(answers.recorder.body)
             answers_now = not answers.alive.problem
-            gil_free = not answers.python.problem if answers_now else None
-            missing += [a.problem for a in (answers.alive, answers.python, answers.recorder) if a.problem]
+            gil_free = not answers.python.problem if answers_now and answers.python else None
+            missing += [a.problem for a in (answers.alive, answers.python, answers.recorder) if a and a.problem]
         return RankSummary(
             rank=worker.rank,
             host=self._host,
@@ -129,7 +130,7 @@ class EvidenceFiles:
                     views[rank] = parse_ring(rings[rank])
             except EvidenceError as error:
                 summaries[place] = replace(summary, missing=(*summary.missing, str(error)))
-            stuck = summary.answers and not summary.gil_free
+            stuck = summary.answers and summary.gil_free is False
             facts[rank] = RankFacts(
                 process=summary.process,
                 exit_code=summary.exit_code,
@@ -182,10 +183,13 @@ def _ask_all(worker: Worker) -> _Answers:
     return _Answers(
         alive=alive,
         recorder=ask(path, "fr_trace_json", timeout_s=_RECORDER_S),
-        python=_ask_python(path),
+        python=_ask_python(worker, path),
     )
 
 
-def _ask_python(path: str) -> Answer:
+def _ask_python(worker: Worker, path: str) -> Answer | None:
+    """Not when the script is at its end: a thread that wants the GIL of an interpreter in teardown aborts it."""
+    if worker.page.view_without_marks().phase is Phase.ENDING:
+        return None
     answer = ask(path, _REFRESH, timeout_s=_GIL_S)
     return ask(path, "dump_traceback", timeout_s=_GIL_S) if "HTTP" in answer.problem else answer

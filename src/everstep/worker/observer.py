@@ -30,11 +30,13 @@ class Observer:
         self.counted_by_attach = False
         """Set by `attach`, whose loop then says when a step has ended; else every optimizer step is one."""
         self.at_step_end: Callable[[], None] | None = None
-        """What else wants to look around once per step: the recorder."""
+        """What else wants to look around at the end of each step and phase: the recorder."""
         self._loader_fault = False
         self._first_step_seen = False
 
     def enter(self, phase: Phase) -> None:
+        if self.at_step_end is not None:
+            self.at_step_end()
         if self._page:
             self._page.enter(phase)
 
