@@ -250,6 +250,7 @@ def test_two_plans_are_told_side_by_side_with_what_changed(tmp_path: Path, capsy
     assert "failure rate" not in text
     found = json.loads(plan(capsys, "--compare", str(first), str(second), "--json", "--gpus", "8k"))
     assert [one["inputs"]["gpu_count"]["value"] for one in found["plans"]] == [8_000, 8_000]
+    assert re.search(r"hosts +12,500 hosts +2,048 hosts +-83.6 %", plan(capsys, "--compare", "xai-100k", str(first)))
     assert "leave out the rest" in refused(capsys, "xai-100k", "--compare", str(first), str(second))
     coloured = plan(capsys, "--compare", str(first), str(second), "--color", "always")
     assert "\x1b" in coloured

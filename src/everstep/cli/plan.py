@@ -5,9 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-from everstep.cli.plan_inputs import base_layers, combine, file_layers, fit_layers, flag_layer, nearest
+from everstep.cli.plan_inputs import base_layers, combine, fit_layers, flag_layer, nearest
 from everstep.domain.errors import ConfigError, WorldError
-from everstep.planning.inputs import Plan
 from everstep.planning.keys import KEYS
 from everstep.planning.plan import evaluate
 from everstep.planning.presets import PRESETS
@@ -56,7 +55,7 @@ def add_parser(subparsers: "_Subparsers[argparse.ArgumentParser]") -> None:
         allow_abbrev=False,
     )
     parser.add_argument("base", nargs="?", metavar="PRESET|FILE.toml", help="where to start from")
-    parser.add_argument("--compare", nargs=2, type=Path, metavar=("A.toml", "B.toml"), help="two plans side by side")
+    parser.add_argument("--compare", nargs=2, metavar=("A.toml", "B.toml"), help="two files or presets side by side")
     form = parser.add_argument_group("form")
     form.add_argument("--json", action="store_true", help="one JSON document with everything")
     form.add_argument("--html", type=Path, metavar="FILE", help="also write one self-contained page with plots")
@@ -125,8 +124,9 @@ def _plan(args: argparse.Namespace) -> None:
 
 def _compare(args: argparse.Namespace) -> None:
     if args.base or args.html or args.fit_ledger or args.fit_sacct or args.fit_trace:
-        raise ConfigError("--compare takes two TOML files and flags that hold for both: leave out the rest")
-    first, second = (evaluate(_file_plan(path, args)) for path in args.compare)
+        raise ConfigError("--compare takes two files or presets, and flags that hold for both: leave out the rest")
+    flags = flag_layer(args)
+    first, second = (evaluate(combine([*base_layers(given), flags])) for given in args.compare)
     if args.json:
         sys.stdout.write(compare_json(first, second))
     elif _is_coloured(args):
@@ -135,10 +135,6 @@ def _compare(args: argparse.Namespace) -> None:
         show_comparison(first, second, is_forced=args.color == "always")
     else:
         sys.stdout.write("\n".join(compare_lines(first, second)) + "\n")
-
-
-def _file_plan(path: Path, args: argparse.Namespace) -> Plan:
-    return combine([*file_layers(path), flag_layer(args)])
 
 
 def _is_coloured(args: argparse.Namespace) -> bool:

@@ -87,6 +87,12 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
         check="StepFun's record: 9.26 of 400 hosts down on average, P99 31 where Poisson says 17.",
         used="a negative binomial with the record's spread",
     ),
+    Contradiction(
+        about=("spares",),
+        claim="Rules for spares: 4 for 1,024 machines (ByteRobust), 12 to 18 for 128 hosts (OPT-175B).",
+        check="at Llama 3's hardware rate 4 means hosts back within 10 hours, and 12 to 18 means two to four weeks (P99).",
+        used="the plan's own replacement time",
+    ),
 )
 
 
