@@ -1,5 +1,7 @@
 """Spares and lemons: who is used, who is replaced by whom, and what the job does when too few hosts are left."""
 
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.policy.making import Story
 
 from everstep.domain.commands import FinishJob, RecordVerdict, ReplaceHost, Rung, StartWorkers
@@ -49,6 +51,7 @@ def test_a_spare_takes_the_place_of_a_lost_host_by_rung_3() -> None:
     replace, start = story.stopped(1)
     assert (replace.host, replace.spare) == ("h0", "spare")
     assert (hosts_of(start), start.rung) == (["h1", "spare"], Rung.EXCLUDE_HOST)
+    assert start.why.endswith("; spare is used for h0")
 
 
 def test_a_lost_spare_interrupts_nobody() -> None:
@@ -161,3 +164,46 @@ def test_spares_are_sized_by_what_was_observed() -> None:
     down = [0] * 90 + [5] * 9 + [30]
     assert [spares_for(down, availability=a) for a in (0.5, 0.9, 0.95, 0.99, 1.0)] == [0, 0, 5, 5, 30]
     assert spares_for([], availability=0.99) == 0
+
+
+@given(
+    need=st.integers(1, 5),
+    lemon_failures=st.integers(0, 3),
+    does=st.lists(
+        st.tuples(st.sampled_from(["join", "lose", "fail", "exclude", "fill"]), st.integers(0, 7), st.integers(0, 40)),
+        max_size=60,
+    ),
+)
+def test_whatever_happens_an_attempt_gets_exactly_the_hosts_that_it_needs(
+    need: int, lemon_failures: int, does: list[tuple[str, int, int]]
+) -> None:
+    pool = HostPool(SpareConfig(lemon_failures=lemon_failures), need=need)
+    present: set[int] = set()
+    used: set[HostId] | None = None
+    at_s = 0.0
+    for act, number, days in does:
+        host, agent = HostId(f"h{number}"), HostId(f"pod{number % 2}")
+        at_s += days * 86_400
+        match act:
+            case "join":
+                pool.join(agent, (host,), 8)
+                present.add(number)
+            case "lose":
+                was_in_use = pool.lose(host)
+                assert not (used is not None and was_in_use and host not in used)
+                present.discard(number)
+            case "fail":
+                assert pool.failed(host, at_s) >= 1
+            case "exclude":
+                pool.exclude(host, at_s)
+            case _:
+                filled = pool.fill(at_s)
+                assert filled == (len(present) >= need)
+                if filled:
+                    assert sum(share.count for share in pool.shares()) == 8 * need
+                    before = used
+                    used = set(pool.in_use)
+                    assert used <= {HostId(f"h{n}") for n in present}
+                    changes = {(one.host, one.spare) for one in pool.replacements}
+                    if before is not None:
+                        assert (before - {h for h, _ in changes}) | {s for _, s in changes} == used

@@ -90,8 +90,7 @@ class Watch:
         self.bodies.append(body)
         self._accountant.handle(body)
         self._latest_s = max(self._latest_s, body.at_s)
-        if len(self.bodies) % 7 == 0 or isinstance(body, FinishJob):
-            self._every_second_is_counted_once()
+        self._every_second_is_counted_once()
         self._nothing_is_decided_on_stale_news(body)
         self._no_two_attempts_run_at_once(body)
         self._hosts_in_use_are_there(body)

@@ -241,7 +241,7 @@ class Job:
                 restart_count=self._attempt - 1,
                 faults=tuple(fault for fault in self._faults.values() if fault.step is not None),
                 rung=self._rung,
-                why=self._why,
+                why="; ".join((self._why, *(f"{one.spare} is used for {one.host}" for one in replaced))),
             ),
         )
 

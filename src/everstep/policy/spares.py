@@ -138,6 +138,10 @@ class HostPool:
         self._idle.add(host)
         return True
 
+    @property
+    def in_use(self) -> frozenset[HostId]:
+        return frozenset(self._in_use)
+
     def is_lemon(self, host: HostId, at_s: float) -> bool:
         limit = self._config.lemon_failures
         return 0 < limit <= self._failures_within(host, at_s)
