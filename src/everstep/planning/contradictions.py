@@ -90,7 +90,7 @@ CONTRADICTIONS: tuple[Contradiction, ...] = (
     Contradiction(
         about=("spares",),
         claim="Rules for spares: 4 for 1,024 machines (ByteRobust), 12 to 18 for 128 hosts (OPT-175B).",
-        check="at Llama 3's hardware rate 4 means hosts back within 10 hours, and 12 to 18 means two to four weeks (P99).",
+        check="at Llama 3's hardware rate 4 means hosts back within 10 hours, and 12 to 18 means two to four weeks.",
         used="the plan's own replacement time",
     ),
 )

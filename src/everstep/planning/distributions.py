@@ -144,12 +144,7 @@ def negative_binomial_cdf(count: int, mean: float, variance_ratio: float) -> flo
     mass = math.exp(walk.log_mass(count))
     if count >= mean:
         return 1.0 - _upper_tail(mass, count, walk)
-    total, k = mass, count
-    while k > 0 and mass > total * 1e-15:
-        mass /= walk.a + walk.b / k
-        k -= 1
-        total += mass
-    return total
+    return _lower_sum(mass, count, walk)
 
 
 def burst_quantile(mean: float, burst_mean: float, probability: float) -> int:
@@ -209,7 +204,7 @@ def _quantile(walk: _Walk, mean: float, variance: float, probability: float) -> 
     if mass == 0.0 and k > mean:  # far out, where the guess is no use
         k = int(mean)
         mass = math.exp(walk.log_mass(k))
-    tail = _upper_tail(mass, k, walk)
+    tail = _upper_tail(mass, k, walk) if k >= mean else 1.0 - _lower_sum(mass, k, walk)
     while tail > allowed:
         k += 1
         mass *= walk.a + walk.b / k
@@ -232,3 +227,14 @@ def _upper_tail(mass: float, k: int, walk: _Walk) -> float:
         if term < 1e-16 + 1e-12 * tail and ratio < 1.0:
             break
     return tail
+
+
+def _lower_sum(mass: float, k: int, walk: _Walk) -> float:
+    """P(X ≤ k) from P(X = k), for k below the mean."""
+    a, b = walk.a, walk.b
+    total = mass
+    while k > 0 and mass > total * 1e-13:
+        mass /= a + b / k
+        k -= 1
+        total += mass
+    return total

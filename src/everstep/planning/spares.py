@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 from itertools import accumulate
+from operator import mul
 
 from everstep.planning.distributions import (
     binomial_quantile,
@@ -95,19 +96,17 @@ def lemon_spares(
     good = _away_chance(rate * lemons.rate_factor, replacement_s)
     first, masses = _binomial_masses(lemon_count, bad)
     other, others = _binomial_masses(host_count - lemon_count, good)
-    totals = [*accumulate(others)]
+    totals = [*accumulate(others), *[1.0] * len(masses)]
+    least = first + other
 
     def covers(spares: int) -> bool:
         """Whether P(lemons down + others down ≤ spares) is enough."""
-        total = 0.0
-        for down, mass in enumerate(masses, start=first):
-            left = spares - down - other
-            if left < 0:
-                break
-            total += mass * totals[min(left, len(totals) - 1)]
+        left = spares - least
+        behind = totals[max(0, left - len(masses) + 1) : left + 1]
+        total: float = sum(map(mul, masses, reversed(behind)))
         return total >= availability
 
-    return bisect_left(range(first + len(masses) + other + len(others)), True, key=covers)
+    return bisect_left(range(least, least + len(totals)), True, key=covers) + least
 
 
 def _away_chance(failures_per_1000_host_days: float, replacement_s: float) -> float:
