@@ -152,6 +152,7 @@ def test_a_figure_moves_only_with_the_inputs_that_it_names(key: str) -> None:
         ({"mtbf_s": 60.0, "gpu_days_per_failure": 3.0}, ("gpu_days_per_failure and mtbf_s", "one of them")),
         ({"mfu_share": 0.4, "flops_per_gpu": 4e14}, ("flops_per_gpu and mfu_share", "one of them")),
         ({"lemon_host_share": 0.2, "lemon_failure_share": 0.1}, ("lemon_failure_share", "lemon_host_share")),
+        ({"lemon_host_share": 0.0, "lemon_failure_share": 0.1}, ("lemon_failure_share is 0.1", "must be 0")),
         ({"lemon_host_share": 1.0, "lemon_failure_share": 1.0}, ("lemon_host_share is 1", "below 1")),
         ({"confidence": 1.0}, ("confidence is 1", "0.95")),
         ({"pue": 0.5}, ("pue is 0.5", "1 or more")),
@@ -275,6 +276,45 @@ def test_excluding_lemons_needs_fewer_spares_and_two_classes_alone_do_not_spread
     )
     assert abs(spares - poisson_spares(down_mean=2_048 * 0.003, availability=0.99)) <= 1
     assert lemons.rate_factor == pytest.approx(0.5 / 0.95)
+
+
+def test_without_lemons_there_is_nothing_to_exclude() -> None:
+    report = evaluate(replace(FULL, lemon_host_share=0.0))
+    assert report.inputs.lemon_failure_share == 0.0
+    assert report.value("excluded_spare_count") == report.value("spare_count")
+
+
+@given(
+    st.integers(1, 60),
+    st.floats(0.1, 40.0),
+    st.floats(0.0, 2e6),
+    st.floats(0.01, 0.5),
+    st.floats(0.0, 1.0),
+    st.sampled_from([0.5, 0.9, 0.999]),
+)
+def test_spares_for_two_kinds_of_host_are_those_of_a_plain_sum(
+    hosts: int, rate: float, away_s: float, share: float, more: float, wanted: float
+) -> None:
+    lemons = Lemons(host_share=share, failure_share=share + more * (1 - share))
+    found = lemon_spares(
+        host_count=hosts,
+        failures_per_1000_host_days=rate,
+        replacement_s=away_s,
+        lemons=lemons,
+        availability=wanted,
+    )
+    count = round(hosts * share)
+    masses = [1.0]
+    for trials, factor in ((count, lemons.lemon_factor), (hosts - count, lemons.rate_factor)):
+        away = rate * factor / 1000 / 86_400 * away_s
+        p = away / (1 + away)
+        kind = [math.comb(trials, k) * p**k * (1 - p) ** (trials - k) for k in range(trials + 1)]
+        masses = [
+            sum(masses[i] * kind[n - i] for i in range(len(masses)) if 0 <= n - i < len(kind))
+            for n in range(len(masses) + trials)
+        ]
+    assert sum(masses[: found + 1]) >= wanted - 1e-9
+    assert sum(masses[:found]) < wanted + 1e-9
 
 
 def test_a_smaller_model_trained_longer_reaches_the_same_loss() -> None:

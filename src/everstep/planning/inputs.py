@@ -139,7 +139,9 @@ class Plan:
         lemon_hosts = self.lemon_host_share if self.lemon_host_share is not None else assumed("lemon_host_share")
         lemon_failures = self.lemon_failure_share
         if lemon_failures is None:
-            lemon_failures = max(lemon_hosts, assumed("lemon_failure_share"))
+            lemon_failures = _lemon_failure_share(lemon_hosts)
+        if lemon_hosts == 0 < lemon_failures:
+            raise ConfigError(f"lemon_failure_share is {lemon_failures:g}: it must be 0 when lemon_host_share is 0")
         if lemon_failures < lemon_hosts:
             raise ConfigError(
                 f"lemon_failure_share is {lemon_failures:g}: it must not be below lemon_host_share, "
@@ -147,6 +149,11 @@ class Plan:
             )
         if lemon_hosts >= 1.0:
             raise ConfigError("lemon_host_share is 1: it must be below 1, or no host is left that is none")
+
+
+def _lemon_failure_share(lemon_host_share: float) -> float:
+    """What is assumed for the failures of so many lemons."""
+    return max(lemon_host_share, assumed("lemon_failure_share")) if lemon_host_share else 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -233,7 +240,7 @@ def resolve(plan: Plan) -> Inputs:
             origins[name] = Origin(source=KEY_BY_NAME[name].why)
         values[name] = value
     if plan.lemon_failure_share is None and plan.lemon_host_share is not None:
-        values["lemon_failure_share"] = max(plan.lemon_host_share, assumed("lemon_failure_share"))
+        values["lemon_failure_share"] = _lemon_failure_share(plan.lemon_host_share)
     _derive(plan, values, origins)
     rate = _rate(plan, values, origins)
     return Inputs(
