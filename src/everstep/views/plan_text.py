@@ -17,7 +17,7 @@ from everstep.planning.quantities import unit_of
 from everstep.views.report_text import counted
 
 _TIMES = ((1e-3, "ms"), (1.0, "s"), (60.0, "min"), (3_600.0, "h"), (86_400.0, "days"))
-_TIME_LIMITS_S = (1.0, 100.0, 7_200.0, 172_800.0)
+_TIME_LIMITS_S = (1.0, 100.0, 5_400.0, 172_800.0)
 _PREFIXES = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 _COUNTS = ((1e12, "T"), (1e9, "B"), (1e6, "M"))
 LEVERS_SECTION = "What buys most"
