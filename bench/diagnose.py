@@ -208,7 +208,7 @@ def write_dumps(folder: Path, size: int, entries: int, seed: int, *, repaired: b
     job = hang(SHAPES[size], "never", random.Random(f"{seed} speed"))
     job.missing = frozenset()
     for rank in range(size):
-        dump = dump_of(job, rank, history=entries - 30, frames=frames)
+        dump = dump_of(job, rank, history=entries, frames=frames, entries_max=entries)
         (folder / f"rank_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
     return job
 

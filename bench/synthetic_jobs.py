@@ -342,8 +342,10 @@ def _messages(
         yield {**base, "record_id": record + len(op.messages), "profiling_name": "nccl:coalesced", "state": state}
 
 
-def dump_of(job: Job, rank: int, *, history: int = 60, frames: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
-    """A whole dump, format 2.10."""
+def dump_of(
+    job: Job, rank: int, *, history: int = 60, frames: Sequence[dict[str, Any]] = (), entries_max: int = 20_000
+) -> dict[str, Any]:
+    """A whole dump, format 2.10; the ring keeps `entries_max`."""
     config = {}
     for group in GROUPS:
         name = job.shape.name(group, rank)
@@ -358,7 +360,7 @@ def dump_of(job: Job, rank: int, *, history: int = 60, frames: Sequence[dict[str
         "comm_lib_version": "2.27.3",
         "pg_config": config,
         "pg_status": {},
-        "entries": list(entries_of(job, rank, history=history, frames=frames)),
+        "entries": list(entries_of(job, rank, history=history, frames=frames))[-entries_max:],
     }
 
 

@@ -13,6 +13,7 @@ from everstep.domain.ids import Rank
 from everstep.domain.recorder import Operation, RankTrace
 from everstep.domain.verdicts import Trouble
 from everstep.policy.diagnosis.finding import Finding, last_line, operation_text
+from everstep.policy.diagnosis.messages import odd_one
 from everstep.policy.diagnosis.situation import Group, operation_at
 from everstep.policy.diagnosis.waits import Pair, Stuck, Waits, Why
 from everstep.policy.wording import name_ranks
@@ -49,11 +50,14 @@ def findings_of_circle(waits: Waits, component: Sequence[int]) -> Iterator[Findi
             yield _all_inside(waits, ranks, stucks, names)
         return
     decided = _decided(waits, inner, stucks)
+    if decided is None and (odd := odd_one(waits, crossed_pairs)):
+        decided = Trouble.MISMATCH, *odd
     if decided is None and has_silent:
         return
     circle = "wait for each other in a circle: they issued the same operations in different orders"
     trouble, culprits, what = decided or (Trouble.ORDER_DEADLOCK, ranks, circle)
-    blamed = decided is not None or len(ranks) <= _BOTH
+    crowded = any(len(stuck.waiting) > 1 for stuck in stucks)  # then one of them waits where many do
+    blamed = decided is not None or (len(ranks) <= _BOTH and not crowded)
     yield Finding(
         trouble=trouble,
         nodes=ranks,

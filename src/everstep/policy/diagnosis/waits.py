@@ -147,20 +147,24 @@ def _keep(waits: Waits, stuck: Stuck, silent_node: dict[Rank, int]) -> None:
         return
     if unstarted_members(group, seq, stuck.waiting):
         return
-    if silent := silent_members(situation, group):
+    if behind := _behind(situation, stuck):
+        stuck.keeping, stuck.why = behind, Why.BEHIND
+    elif silent := silent_members(situation, group):
         stuck.keeping, stuck.why = [silent_node[rank] for rank in silent], Why.SILENT
-        return
+
+
+def _behind(situation: Situation, stuck: Stuck) -> list[int]:
+    """Members that have enqueued it behind an older operation, which holds them up."""
     waiting = set(stuck.waiting)
     behind = []
-    for place, part in group.seen:
-        if place in waiting or part.completed >= seq:
+    for place, part in stuck.group.seen:
+        if place in waiting or part.completed >= stuck.seq:
             continue
-        op = operation_at(part, seq)
+        op = operation_at(part, stuck.seq)
         blocked_order = situation.traces[place].blocked_order
         if blocked_order >= 0 and (op is None or blocked_order < op.order):
             behind.append(place)
-    if behind:
-        stuck.keeping, stuck.why = behind, Why.BEHIND
+    return behind
 
 
 def _wait_for_peers(waits: Waits, silent_node: dict[Rank, int]) -> None:
@@ -226,7 +230,7 @@ def _excuse_the_silent(waits: Waits, silent_node: dict[Rank, int]) -> None:
     if not silent_node:
         return
     for number, stuck in enumerate(waits.stuck):
-        if stuck.why in (Why.ABSENT, Why.STOPPED):
+        if stuck.why in (Why.ABSENT, Why.STOPPED, Why.BEHIND):
             for rank in silent_members(waits.situation, stuck.group):
                 waits.edges[silent_node[rank]].append(waits.first_stuck + number)
 
