@@ -5,7 +5,7 @@ STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test e2e sim check format bench bench-plan bench-simulate bench-diagnose
+.PHONY: bench-checkpoint help demo test e2e sim check format bench bench-plan bench-simulate bench-diagnose
 
 help:  ## list these targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | expand -t 16
@@ -42,6 +42,9 @@ bench-plan: $(STAMP)  ## measure how long plans take
 
 bench-simulate: $(STAMP)  ## measure the simulated cluster against what was published
 	@$(BIN)/python bench/simulate.py
+
+bench-checkpoint: $(STAMP)  ## measure saves, restores and restarts beside PyTorch's own
+	@$(BIN)/python bench/checkpoint.py
 
 # Installed once, and again only after pyproject.toml or constraints.txt changed.
 $(STAMP): pyproject.toml constraints.txt

@@ -10,7 +10,7 @@ import everstep
 from everstep.domain.errors import EverstepError, ExitCode
 
 _EXAMPLES = "examples:\n  everstep demo\n  everstep run --nproc-per-node 8 train.py\n  everstep report everstep-runs/*"
-_COMMANDS = ("run", "demo", "report", "plan", "diagnose", "simulate")
+_COMMANDS = ("run", "demo", "report", "checkpoints", "plan", "diagnose", "simulate")
 
 
 class _Parser(argparse.ArgumentParser):

@@ -24,7 +24,7 @@ from everstep.worker.exactness import doubts_at_resume, doubts_at_save, iteratio
 from everstep.worker.memory_tier import MemoryTier, draft_of, memory_folder
 from everstep.worker.observer import Observer, current
 from everstep.worker.ranks import Ranks
-from everstep.worker.state import BUFFERS, OWN, REST, WEIGHTS, Parts, Sharing, TrainingState
+from everstep.worker.state import BUFFERS, OWN, REST, WEIGHTS, Parts, Sharing, TrainingState, versions_of
 
 _log = logging.getLogger(__name__)
 _DEFAULT_DIRECTORY = "everstep-checkpoints"
@@ -118,12 +118,15 @@ class Run:
         self._rehearsing = self._in_body = self._left_early = self._save_asked = False
         self._step = self._saved_step = 0
         self._rehearsals = 0  # still to come
+        self._before: tuple[dict[str, Any] | None, list[int]] = None, []  # what was restored, for the rehearsal
         if restored is not None:
             self._step = self._saved_step = restored.manifest.step
             self._rehearsals = _rehearsals(config, state)
             self._resume = restored.parts[OWN]
             self._position = self._resume["data"]
             state.put_back(restored.parts, keep=False)
+            if self._rehearsals:
+                self._before = restored.mapped, versions_of(state)
             self._tell_doubts(doubts_at_resume(restored.manifest))
         self._memory_wait = _MEMORY_AFTER_STEPS
         self._memory_opens_after = self._step + self._memory_wait
@@ -237,7 +240,10 @@ class Run:
 
     def _rehearse(self, batch: Any) -> Iterator[Any]:
         """Steps for show, so that DDP settles its order of sums; after each everything is as it was before."""
-        before = self._state.snapshot()
+        mapped, versions = self._before
+        self._before = None, []
+        unchanged = mapped is not None and versions == versions_of(self._state)
+        before = self._state.snapshot(weights=mapped if unchanged else None)
         after_fetch = randomness.capture()
         while self._rehearsals:
             self._rehearsals -= 1

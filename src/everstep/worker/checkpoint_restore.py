@@ -25,7 +25,7 @@ from everstep.policy.checkpoints import Holding, SlotState, Tier, elect
 from everstep.worker import checkpoint_manifest as manifests
 from everstep.worker.checkpoint_manifest import FileEntry, Manifest
 from everstep.worker.memory_image import load_image, load_rest, remove
-from everstep.worker.memory_state import assemble, checked
+from everstep.worker.memory_state import assemble, checked, weights_of
 from everstep.worker.observer import Observer
 from everstep.worker.ranks import Ranks
 from everstep.worker.state import Parts
@@ -37,11 +37,17 @@ _Message = TypeVar("_Message")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A verified checkpoint. `path` is where it came from, for people."""
+    """A verified checkpoint.
+
+    Attributes:
+        path: where it came from, for people.
+        mapped: its WEIGHTS once more, in memory that nobody writes to until a save; None where there is no such.
+    """
 
     manifest: Manifest
     parts: Parts
     path: str
+    mapped: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,12 +118,12 @@ class Restoring:
                 if self._ranks.leads:
                     self._note_damage(choice.manifest, found)
                 continue
-            parts = self._parts(choice.manifest, choice.tiers, loaded)
+            parts, mapped = self._parts(choice.manifest, choice.tiers, loaded)
             self._forget_memory_after(choice.manifest.step)
             path = self._shown(choice.manifest.step, choice.tiers)
             if self._ranks.leads:
                 self._note_restored(choice.manifest.step, path, time.monotonic() - started_s)
-            return Restored(manifest=choice.manifest, parts=parts, path=path)
+            return Restored(manifest=choice.manifest, parts=parts, path=path, mapped=mapped)
 
     # Electing, on rank 0.
 
@@ -198,13 +204,14 @@ class Restoring:
             self._observer.beat()
         return loaded, []
 
-    def _parts(self, manifest: Manifest, tiers: Sequence[Tier], loaded: _Loaded) -> Parts:
-        """All that was tested, put together; the other ranks' memory is mapped only now."""
+    def _parts(self, manifest: Manifest, tiers: Sequence[Tier], loaded: _Loaded) -> tuple[Parts, dict[str, Any] | None]:
+        """All that was tested, put together, and its WEIGHTS unshared; other ranks' memory is mapped only now."""
         if loaded.parts is not None:
-            return loaded.parts
+            return loaded.parts, None
         assert loaded.rest is not None
         if not manifest.replicated:
-            return assemble([loaded.images[self._ranks.rank]], 0, loaded.rest)
+            images = [loaded.images[self._ranks.rank]]
+            return assemble(images, 0, loaded.rest), weights_of(images, loaded.rest)
         for shard in range(manifest.world_size):
             if shard not in loaded.images:
                 assert tiers[shard] is Tier.MEMORY
@@ -212,7 +219,8 @@ class Restoring:
                 assert self._memory is not None
                 path = image_path(self._memory, shard, slot)
                 loaded.images[shard] = load_image(path, size_bytes=header.image_bytes, seal=None)
-        return assemble([loaded.images[s] for s in range(manifest.world_size)], self._ranks.rank, loaded.rest)
+        images = [loaded.images[shard] for shard in range(manifest.world_size)]
+        return assemble(images, self._ranks.rank, loaded.rest), weights_of(images, loaded.rest)
 
     def _from_memory(self, step: int, shard: int) -> tuple[dict[str, Any], dict[str, Any]]:
         slot, header = self._slot(step, shard)

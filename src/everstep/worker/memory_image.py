@@ -4,6 +4,7 @@ It knows one slot's two files and their checksums, not when to write or which.
 """
 
 import contextlib
+import ctypes
 import io
 import mmap
 import os
@@ -20,6 +21,8 @@ from everstep.domain.errors import EvidenceError
 from everstep.worker.memory_state import checked, tensors_in
 from everstep.worker.seal import seal_of
 
+_MADV_POPULATE_WRITE = 23
+
 
 class Image:
     """A slot's tensors in shared memory, open for writing.
@@ -33,10 +36,19 @@ class Image:
         self._views = tensors_in(self._parts)
         self._memory = _mapped(path, writable=True)
         self.size_bytes = len(self._memory)
+        self._populate()
 
     def copy_in(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite the tensors with others of the same sizes, in the same order. Waits for the devices."""
         torch._foreach_copy_(self._views, list(tensors))
+
+    def _populate(self) -> None:
+        """Map the pages now: the first save would take several times as long."""
+        start = min((view.data_ptr() for view in self._views if view.numel()), default=0)
+        end = max((view.data_ptr() + view.nbytes for view in self._views if view.numel()), default=0)
+        start -= start % mmap.PAGESIZE
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_POPULATE_WRITE)  # Linux 5.14; a hint
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
         return [(t.shape, t.dtype) for t in self._views] == [(t.shape, t.dtype) for t in tensors]
@@ -131,7 +143,8 @@ def load_rest(path: Path, *, size_bytes: int, seal: int) -> dict[str, Any]:
 def _mapped(path: Path, *, writable: bool) -> mmap.mmap:
     try:
         with path.open("r+b" if writable else "rb") as file:
-            return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_WRITE if writable else mmap.ACCESS_READ)
+            protection = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+            return mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE, prot=protection)
     except (OSError, ValueError) as error:  # ValueError: an empty file
         raise EvidenceError(f"{path.name} cannot be read: {error}") from error
 

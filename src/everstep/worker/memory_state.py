@@ -13,7 +13,20 @@ import torch
 from torch import Tensor
 
 from everstep.domain.errors import ConfigError
-from everstep.worker.state import BUFFERS, OWN, REST, WEIGHTS, Parts, Sharing, TrainingState, compact, local, plain
+from everstep.worker.state import (
+    BUFFERS,
+    OWN,
+    REST,
+    WEIGHTS,
+    Parts,
+    Sharing,
+    TrainingState,
+    compact,
+    local,
+    names_of_states,
+    places_of,
+    plain,
+)
 
 LARGE_ELEMENTS = 4096
 """Tensors of other objects (an averaged model) from this size on are copied into the slot rather than written anew."""
@@ -51,6 +64,7 @@ class Bulk:
                 WEIGHTS: {
                     "parameters": {name: _live(p) for name, p in state.model.named_parameters() if name in mine},
                     "names": names,
+                    "places": places_of(state.model),
                     "optimizer": _only(optimizer, self._indices(mine, share)),
                 },
                 BUFFERS: {name: _live(buffer) for name, buffer in state.model.named_buffers()},
@@ -130,6 +144,7 @@ class Bulk:
         return {
             "content": {"state": state, "param_groups": groups},
             "sharded": sharded,
+            "names": names_of_states(self._state, content),
             "order": list(state),
             "keys": {index: list(values) for index, values in content["state"].items()},
         }
@@ -185,10 +200,28 @@ def shares_of(sharing: Sharing, rank: int, world_size: int) -> tuple[int, int]:
 def assemble(images: Sequence[dict[str, Any]], own: int, small: dict[str, Any]) -> Parts:
     """The parts to put back, unshared with the images except for parameters, which are copied in anyway.
 
+    See `weights_of` for what stays shared.
+
     Args:
         images: what the files of all shares hold; one where every rank keeps all of its own.
         own: which of them is this rank's.
     """
+    weights = weights_of(images, small)
+    content = weights["optimizer"]["content"]
+    state = {
+        index: {key: _unshared(value) for key, value in values.items()} for index, values in content["state"].items()
+    }
+    large = [t.clone() for t in images[own][REST]]
+    return {
+        WEIGHTS: {**weights, "optimizer": {**weights["optimizer"], "content": {**content, "state": state}}},
+        BUFFERS: {name: t.clone() for name, t in images[own][BUFFERS].items()},
+        REST: fill(small[REST], large),
+        OWN: small[OWN],
+    }
+
+
+def weights_of(images: Sequence[dict[str, Any]], small: dict[str, Any]) -> dict[str, Any]:
+    """WEIGHTS of all shares together, in the images' own memory."""
     first = images[0][WEIGHTS]
     parameters = {name: t for image in images for name, t in image[WEIGHTS]["parameters"].items()}
     states = {i: s for image in images for i, s in image[WEIGHTS]["optimizer"]["content"]["state"].items()}
@@ -196,21 +229,15 @@ def assemble(images: Sequence[dict[str, Any]], own: int, small: dict[str, Any]) 
     state = {}
     for index in first["optimizer"]["order"]:
         values = {**states[index], **numbers.get(index, {})}
-        state[index] = {key: _unshared(values[key]) for key in first["optimizer"]["keys"][index]}
+        state[index] = {key: values[key] for key in first["optimizer"]["keys"][index]}
     groups = [
         {**now, "params": saved["params"]}
         for now, saved in zip(small["groups"], first["optimizer"]["content"]["param_groups"], strict=True)
     ]
     sharded = {i: keys for image in images for i, keys in image[WEIGHTS]["optimizer"]["sharded"].items()}
-    large = [t.clone() for t in images[own][REST]]
     return {
-        WEIGHTS: {
-            "parameters": {name: parameters[name] for name in first["names"]},
-            "optimizer": {"content": {"state": state, "param_groups": groups}, "sharded": sharded},
-        },
-        BUFFERS: {name: t.clone() for name, t in images[own][BUFFERS].items()},
-        REST: fill(small[REST], large),
-        OWN: small[OWN],
+        "parameters": {name: parameters[name] for name in first["names"]},
+        "optimizer": {"content": {"state": state, "param_groups": groups}, "sharded": sharded},
     }
 
 

@@ -88,13 +88,23 @@ class TrainingState:
             if weights:
                 parts[WEIGHTS] = {
                     "parameters": {name: compact(p) for name, p in self.model.named_parameters()},
+                    "places": places_of(self.model),
                     "optimizer": self._optimizer_state(),
                 }
         return parts
 
-    def snapshot(self) -> Parts:
-        """The whole state now, copied to the CPU's memory."""
-        copied: Parts = _copied(self.capture(weights=True))
+    def snapshot(self, *, weights: dict[str, Any] | None = None) -> Parts:
+        """The whole state now, copied to the CPU's memory.
+
+        Args:
+            weights: what WEIGHTS is known to be, in memory that nobody writes to; only the optimizer's groups are new.
+        """
+        copied: Parts = _copied(self.capture(weights=weights is None))
+        if weights is not None:
+            groups = plain(self.optimizer.state_dict()["param_groups"], "optimizer")
+            optimizer = weights["optimizer"]
+            content = {**optimizer["content"], "param_groups": groups}
+            copied[WEIGHTS] = {**weights, "optimizer": {**optimizer, "content": content}}
         return copied
 
     def put_back(self, parts: Parts, *, keep: bool) -> None:
@@ -107,8 +117,9 @@ class TrainingState:
             ConfigError: the objects are not those that were saved.
         """
         rest, weights = parts[REST], parts[WEIGHTS]
+        in_place = self._takes_in_place(weights["optimizer"])
         if keep:
-            rest, weights = copy.deepcopy(rest), copy.deepcopy(weights)
+            rest, weights = copy.deepcopy(rest), (weights if in_place else copy.deepcopy(weights))
         _same_names("model", "parameters", weights["parameters"], [n for n, _ in self.model.named_parameters()])
         _same_names("attach()", "objects", rest["others"], list(self._others))
         with torch.no_grad():
@@ -116,7 +127,10 @@ class TrainingState:
             for name, parameter in self.model.named_parameters():
                 _copy_in(name, local(parameter), weights["parameters"][name])
             self._put_back_buffers(parts[BUFFERS], keep=keep)
-            self._put_back_optimizer(weights["optimizer"])
+            if in_place:
+                self._copy_optimizer_in(weights["optimizer"]["content"])
+            else:
+                self._put_back_optimizer(weights["optimizer"])
             self._put_back_gradients(parts[OWN]["gradients"])
         modules = dict(self.model.named_modules())
         for name, state in rest["module_extras"].items():
@@ -160,7 +174,7 @@ class TrainingState:
                     if value.placements != cast("Any", parameter).placements:
                         raise ConfigError(f"the optimizer's {key!r} is sharded otherwise than its parameter")
                     sharded.setdefault(index, []).append(key)
-        return {"content": plain(state, "optimizer"), "sharded": sharded}
+        return {"content": plain(state, "optimizer"), "sharded": sharded, "names": names_of_states(self, state)}
 
     def parameters_of(self, state: dict[str, Any]) -> Iterator[Tensor | None]:
         """The live parameters in the order of `state["state"]`; None for a state that belongs to no parameter."""
@@ -184,6 +198,35 @@ class TrainingState:
                 if isinstance(value, Tensor) and live[key].dtype != value.dtype:
                     live[key] = value.to(device=live[key].device)
 
+    def _takes_in_place(self, saved: dict[str, Any]) -> bool:
+        """Whether the optimizer has a state of the very same shape already, and nothing of its own in loading one."""
+        optimizer, state = self.optimizer, saved["content"]
+        if saved["sharded"] or not optimizer.state or not _loads_plainly(optimizer):
+            return False
+        groups = [list(group["params"]) for group in state["param_groups"]]
+        if [len(group["params"]) for group in optimizer.param_groups] != [len(group) for group in groups]:
+            return False
+        live = list(self.parameters_of(state))
+        if len(live) != len(optimizer.state):
+            return False
+        return all(
+            parameter is not None and _same_form(optimizer.state.get(parameter), values)
+            for parameter, values in zip(live, state["state"].values(), strict=True)
+        )
+
+    def _copy_optimizer_in(self, state: dict[str, Any]) -> None:
+        for parameter, values in zip(self.parameters_of(state), state["state"].values(), strict=True):
+            live = self.optimizer.state[cast("Tensor", parameter)]
+            for key, value in values.items():
+                if isinstance(value, Tensor):
+                    live[key].copy_(value)
+                else:
+                    live[key] = value
+        for group, saved in zip(self.optimizer.param_groups, state["param_groups"], strict=True):
+            for key in [key for key in group if key != "params" and key not in saved]:
+                del group[key]
+            group.update({key: copy.deepcopy(value) for key, value in saved.items() if key != "params"})
+
     def _put_back_buffers(self, saved: dict[str, Tensor], *, keep: bool) -> None:
         here = dict(self.model.named_buffers())
         for name, held in saved.items():
@@ -201,6 +244,33 @@ class TrainingState:
 
     def _note_step(self, *_: Any) -> None:
         self._stepped = True
+
+
+def places_of(model: nn.Module) -> dict[str, tuple[list[int], list[int]]]:
+    """For each sharded parameter the shape of the whole and where this rank's part begins: what an export needs."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        if is_dtensor(parameter):
+            from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+            tensor = cast("Any", parameter)
+            _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+            found[name] = (list(tensor.shape), list(offset))
+    return found
+
+
+def names_of_states(state: TrainingState, content: dict[str, Any]) -> dict[Any, str]:
+    """The parameter's name for each of the optimizer's states that has one, by the state's index."""
+    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
+    pairs = zip(content["state"], state.parameters_of(content), strict=True)
+    return {index: names[id(parameter)] for index, parameter in pairs if id(parameter) in names}
+
+
+def versions_of(state: TrainingState) -> list[int]:
+    """Numbers that are others after parameters or the optimizer's state have changed."""
+    states = (value for values in state.optimizer.state.values() for value in values.values())
+    tensors = [*state.model.parameters(), *(value for value in states if isinstance(value, Tensor))]
+    return [number for tensor in tensors for number in (id(tensor), tensor._version)]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:
@@ -274,6 +344,26 @@ def _copied(value: Any) -> Any:
         case list() | tuple():
             return type(value)(_copied(item) for item in value)
     return value
+
+
+def _loads_plainly(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether loading a state is what PyTorch does: no method, hook or step of the optimizer's own."""
+    plain_loading = type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict
+    hooks = (getattr(optimizer, f"_optimizer_load_state_dict_{when}_hooks", {1: 1}) for when in ("pre", "post"))
+    return plain_loading and not any(hooks)
+
+
+def _same_form(live: dict[str, Any] | None, saved: dict[str, Any]) -> bool:
+    """Whether all tensors of `saved` can be copied over those of `live`."""
+    if live is None or list(live) != list(saved):
+        return False
+    for key, value in saved.items():
+        here = live[key]
+        if isinstance(value, Tensor) != isinstance(here, Tensor):
+            return False
+        if isinstance(value, Tensor) and (is_dtensor(here) or (here.shape, here.dtype) != (value.shape, value.dtype)):
+            return False
+    return True
 
 
 def _sharded_like(parameter: Any, value: Tensor) -> Tensor:

@@ -1,0 +1,255 @@
+"""One rank of the checkpoint benchmark: trains a block model and saves it in one way; writes what it measured as JSON.
+
+Started by bench/checkpoint.py once for each method, so that one method's buffers do not count against another.
+"""
+
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+WIDTH = 768
+WITHIN_S = 180.0
+
+
+class Block(nn.Module):
+    """As many parameters as a transformer block of this width: 28 MB in single precision, 85 MB with Adam."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(WIDTH)
+        self.mix = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(3 * WIDTH, WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.out(torch.tanh(self.mix(self.norm(x))))
+        return x + self.down(torch.relu(self.up(x)))
+
+
+class Training:
+    """The model, its optimizer and a step."""
+
+    def __init__(self, spec: dict[str, Any]) -> None:
+        torch.manual_seed(0)
+        plain = nn.Sequential(*(Block() for _ in range(spec["layers"])))
+        if spec["kind"] == "fsdp2":
+            from torch.distributed.device_mesh import init_device_mesh
+            from torch.distributed.fsdp import fully_shard
+
+            mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+            for block in plain:
+                fully_shard(block, mesh=mesh)
+            self.model: nn.Module = fully_shard(plain, mesh=mesh)
+        else:
+            self.model = DistributedDataParallel(plain, gradient_as_bucket_view=True)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
+        self.batch = torch.randn(16, WIDTH)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(self.batch).square().mean().backward()
+        self.optimizer.step()
+
+    def state(self) -> dict[str, Any]:
+        """What people save: the state dicts of PyTorch."""
+        from torch.distributed.checkpoint.state_dict import get_state_dict
+
+        model, optimizer = get_state_dict(self.model, self.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+
+def local_bytes(training: Training) -> int:
+    from everstep.worker.state import local
+
+    with torch.no_grad():
+        tensors = [*training.model.parameters(), *(t for s in training.optimizer.state.values() for t in s.values())]
+        return sum(local(t).numel() * local(t).element_size() for t in tensors)
+
+
+Method = tuple[Callable[[int], None], Callable[[int], bool]]  # save a step; is it durable?
+
+
+def torch_save(training: Training, directory: Path, _: Any) -> Method:
+    """Rank 0 writes (with shards: every rank), synced."""
+
+    def save(step: int) -> None:
+        rank = dist.get_rank()
+        if rank == 0 or not isinstance(training.model, DistributedDataParallel):
+            with (directory / f"{step}-{rank}.pt").open("wb") as file:
+                torch.save({"m": training.model.state_dict(), "o": training.optimizer.state_dict()}, file)
+                file.flush()
+                os.fsync(file.fileno())
+        dist.barrier()
+
+    return save, lambda _: True
+
+
+def dcp_save(training: Training, directory: Path, _: Any) -> Method:
+    import torch.distributed.checkpoint as dcp
+
+    return lambda step: dcp.save(training.state(), checkpoint_id=directory / str(step)) and None, lambda _: True
+
+
+def dcp_async(training: Training, directory: Path, _: Any) -> Method:
+    import torch.distributed.checkpoint as dcp
+
+    group = dist.new_group(backend="gloo")
+    futures: dict[int, Any] = {}
+
+    def save(step: int) -> None:
+        futures[step] = dcp.async_save(training.state(), checkpoint_id=directory / str(step), process_group=group)
+
+    return save, lambda step: bool(futures[step].done())
+
+
+def everstep_memory(training: Training, directory: Path, spec: dict[str, Any]) -> Method:
+    from everstep.adapters.memory_slots import SavePages
+    from everstep.worker import randomness
+    from everstep.worker.checkpoint_schedule import SaveConfig
+    from everstep.worker.memory_tier import MemoryTier, draft_of
+    from everstep.worker.observer import current
+    from everstep.worker.ranks import Ranks
+    from everstep.worker.state import Sharing, TrainingState
+
+    state = TrainingState(model=training.model, optimizer=training.optimizer, scheduler=None, extra={})
+    memory, ranks = Path(spec["memory"]), Ranks()
+    tier = MemoryTier(memory, ranks, current(), SaveConfig(every_steps=spec.get("every_steps", 1)))
+    tier.note_step(0)
+    state.begin_body()
+    training.step()
+    tier.open(state, directory, 1)
+    assert tier.is_on(1), "no room for the slots"
+    pages, replicated = SavePages(memory), state.sharing is Sharing.REPLICATED
+
+    def save(step: int) -> None:
+        own = {"random": randomness.capture(), "data": None}
+        tier.save(step, own, draft_of(step, ranks.world_size, 1, (), replicated))
+
+    return save, lambda step: pages.word().durable >= step
+
+
+METHODS = {"torch.save": torch_save, "dcp.save": dcp_save, "dcp.async_save": dcp_async, "everstep": everstep_memory}
+
+
+def memcpy_s(bytes_: int) -> float:
+    """One warm copy of so many bytes, by all ranks at once: four copies of a quarter."""
+    source, target = torch.ones(bytes_ // 16), torch.ones(bytes_ // 16)
+    target.copy_(source)
+    dist.barrier()
+    began_s = time.perf_counter()
+    for _ in range(4):
+        target.copy_(source)
+    return worst(time.perf_counter() - began_s)
+
+
+def worst(value: float) -> float:
+    """The largest of all ranks."""
+    tensor = torch.tensor([value], dtype=torch.float64)
+    dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
+    return float(tensor)
+
+
+def timed(work: Callable[[], object]) -> float:
+    dist.barrier()
+    began_s = time.perf_counter()
+    work()
+    return worst(time.perf_counter() - began_s)
+
+
+def measure_saves(spec: dict[str, Any], training: Training, directory: Path) -> list[dict[str, float]]:
+    save, is_durable = METHODS[spec["method"]](training, directory, spec)
+    size, rows = local_bytes(training), []
+    for number in range(2, 2 + spec["rounds"]):
+        step_s = statistics.median(timed(training.step) for _ in range(3))
+        copy_s = memcpy_s(size)
+        stall_s = timed(lambda number=number: save(number))  # type: ignore[misc]
+        began_s, extra_s, steps = time.perf_counter(), 0.0, 0
+        while worst(float(not is_durable(number))) and time.perf_counter() - began_s < WITHIN_S:
+            extra_s += timed(training.step) - step_s
+            steps += 1
+        rows.append(
+            {
+                "stall_s": stall_s, "memcpy_s": copy_s, "step_s": step_s, "steps_until_durable": steps,
+                "durable_s": stall_s + time.perf_counter() - began_s, "cost_s": stall_s + max(0.0, extra_s),
+                "bytes": size,
+            }
+        )  # fmt: skip
+    return rows
+
+
+def measure_pace(spec: dict[str, Any], training: Training, directory: Path) -> list[dict[str, float]]:
+    """Steps padded to a fixed length, in turns without and with a save to memory at every one."""
+    save, _ = everstep_memory(training, directory, {**spec, "every_steps": None})
+    rows, number = [], 1
+    for _ in range(spec["rounds"]):
+        row: dict[str, float] = {"bytes": local_bytes(training)}
+        for name in ("without_s", "with_s"):
+            dist.barrier()
+            began_s = time.perf_counter()
+            for _ in range(spec["steps"]):
+                number += 1
+                step_s = time.perf_counter()
+                training.step()
+                time.sleep(max(0.0, step_s + spec["step_s"] - time.perf_counter()))
+                if name == "with_s":
+                    save(number)
+            row[name] = worst(time.perf_counter() - began_s) / spec["steps"]
+        rows.append(row)
+    return rows
+
+
+def measure_restore(spec: dict[str, Any], training: Training, directory: Path) -> list[dict[str, float]]:
+    """What an attempt does to come back: elect, test, map, copy."""
+    from everstep.worker.checkpoint_restore import Restoring
+    from everstep.worker.observer import current
+    from everstep.worker.ranks import Ranks
+    from everstep.worker.state import TrainingState
+
+    ranks, rows = Ranks(), []
+    training.step()
+    size = local_bytes(training)
+    state = TrainingState(model=training.model, optimizer=training.optimizer, scheduler=None, extra={})
+    memory = Path(spec["memory"]) if spec["source"] == "memory" else None
+    for _ in range(spec["rounds"]):
+        copy_s = memcpy_s(size)
+        parts_s: dict[str, float] = {}
+
+        def restore(parts_s: dict[str, float] = parts_s) -> None:
+            began_s = time.perf_counter()
+            restored = Restoring(directory, memory, ranks, current(), 1).run()
+            assert restored is not None
+            parts_s["read_s"] = time.perf_counter() - began_s
+            state.put_back(restored.parts, keep=False)
+
+        rows.append({"restore_s": timed(restore), "memcpy_s": copy_s, "bytes": size, **parts_s})
+    return rows
+
+
+def main() -> None:
+    spec = json.loads(sys.argv[1])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    directory = Path(spec["directory"])
+    training = Training(spec)
+    training.step()
+    measure = {"saves": measure_saves, "pace": measure_pace, "restore": measure_restore}[spec["measure"]]
+    rows = measure(spec, training, directory)
+    if dist.get_rank() == 0:
+        Path(spec["result"]).write_text(json.dumps(rows))
+    dist.barrier()
+    os._exit(0)  # the libraries' threads and processes are of no more use
+
+
+if __name__ == "__main__":
+    main()

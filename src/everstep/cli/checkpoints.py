@@ -1,0 +1,146 @@
+"""`everstep checkpoints`: list, verify, prune and export the checkpoints of a run; it reads what lies on disk."""
+
+import argparse
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from everstep.domain.errors import ConfigError, EvidenceError, ExitCode
+from everstep.worker import checkpoint_manifest as manifests
+
+_EPILOG = """\
+examples:
+  everstep checkpoints everstep-runs/latest list
+  everstep checkpoints RUN verify                               read every file and test its checksum
+  everstep checkpoints RUN prune --keep 1                       remove all but the newest complete one
+  everstep checkpoints RUN export --to dcp --out final          for dcp.load, without everstep
+  everstep checkpoints RUN export --to safetensors --out model.safetensors --step 500
+
+exit code 10 when verify finds damage; RUN is a run directory or a folder of checkpoints.
+"""
+
+
+def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the `checkpoints` command."""
+    parser = subparsers.add_parser(
+        "checkpoints",
+        help="list, verify, prune and export a run's checkpoints",
+        description="Look after the checkpoints of a run.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("run_dir", type=Path, metavar="RUN", help="run directory, or a folder of checkpoints")
+    parser.add_argument("action", choices=("list", "verify", "prune", "export"))
+    parser.add_argument(
+        "--step", type=int, default=None, metavar="N", help="this one (default: verify all, export newest)"
+    )
+    parser.add_argument("--keep", type=int, default=2, metavar="N", help="complete ones that prune leaves (default: 2)")
+    parser.add_argument("--to", choices=("dcp", "safetensors"), default="dcp", help="form of the export (default: dcp)")
+    parser.add_argument("--out", type=Path, default=None, metavar="PATH", help="where the export goes")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Do one of the four. Returns the exit code.
+
+    Raises:
+        ConfigError: there are no checkpoints, or not the one that was asked for.
+    """
+    folder = args.run_dir / "checkpoints" if (args.run_dir / "checkpoints").is_dir() else args.run_dir
+    try:
+        steps = manifests.all_steps(folder)
+    except OSError as error:
+        raise ConfigError(f"{folder} cannot be read ({error.strerror}); give a run directory") from error
+    if args.step is not None:
+        if args.step not in steps:
+            raise ConfigError(f"{folder} has no checkpoint of step {args.step}; it has {_named(steps)}")
+        steps = [args.step]
+    match args.action:
+        case "list":
+            sys.stdout.writelines(f"{line}\n" for line in _rows(folder, steps))
+            return ExitCode.DONE
+        case "verify":
+            return _verify(folder, steps)
+        case "prune":
+            return _prune(folder, args.keep)
+    return _export(folder, args.to, args.out, args.step)
+
+
+def _named(steps: Sequence[int]) -> str:
+    return ", ".join(str(step) for step in steps) or "none"
+
+
+def _rows(folder: Path, steps: Sequence[int]) -> Iterator[str]:
+    yield f"{'step':>10}  {'size':>9}  {'ranks':>5}  {'written':16}  state"
+    for step in steps:
+        path = folder / manifests.folder_name(step)
+        written = f"{datetime.fromtimestamp(path.stat().st_mtime).astimezone():%Y-%m-%d %H:%M}"
+        try:
+            manifest = manifests.read(path)
+        except (EvidenceError, ConfigError) as problem:
+            yield f"{step:>10}  {'':>9}  {'':>5}  {written:16}  {problem}"
+            continue
+        state = f"complete; {'; '.join(manifest.inexact_because) or 'resumes exactly'}"
+        yield f"{step:>10}  {_size(manifest.size_bytes):>9}  {manifest.world_size:>5}  {written:16}  {state}"
+    for path in sorted(folder.glob("refused-*")):
+        yield f"refused, kept as evidence: {path.name}"
+
+
+def _size(size_bytes: float) -> str:
+    for unit in ("B", "kB", "MB", "GB"):
+        if size_bytes < 1000:
+            return f"{size_bytes:.3g} {unit}"
+        size_bytes /= 1000
+    return f"{size_bytes:.3g} TB"
+
+
+def _verify(folder: Path, steps: Sequence[int]) -> int:
+    damaged = 0
+    for step in steps:
+        path = folder / manifests.folder_name(step)
+        problems = list(_problems(path))
+        damaged += bool(problems)
+        sys.stdout.write(f"step {step}: {'; '.join(problems) or 'every file is as it was written'}\n")
+    if not steps:
+        sys.stdout.write(f"{folder} has no checkpoint\n")
+    return ExitCode.SCRIPT_BUG if damaged else ExitCode.DONE
+
+
+def _problems(path: Path) -> Iterator[str]:
+    try:
+        manifest = manifests.read(path)
+    except (EvidenceError, ConfigError) as problem:
+        yield str(problem)
+        return
+    for entry in manifest.files:
+        try:
+            manifests.read_verified(path, entry)
+        except EvidenceError as problem:
+            yield str(problem)
+
+
+def _prune(folder: Path, keep: int) -> int:
+    if keep < 1:
+        raise ConfigError(f"--keep {keep}: the last complete checkpoint always stays; write 1 or more")
+    for step in manifests.complete_steps(folder)[keep:]:
+        path = folder / manifests.folder_name(step)
+        aside = folder / f".tmp-old-{path.name}"
+        path.rename(aside)  # first out of sight: a half removed one must not look complete
+        shutil.rmtree(aside)
+        sys.stdout.write(f"removed step {step}\n")
+    return ExitCode.DONE
+
+
+def _export(folder: Path, to: str, out: Path | None, step: int | None) -> int:
+    complete = manifests.complete_steps(folder)
+    if step is None and not complete:
+        raise ConfigError(f"{folder} has no complete checkpoint to export")
+    chosen = complete[0] if step is None else step
+    if out is None:
+        raise ConfigError("export needs --out PATH: a new folder for dcp, a new file for safetensors")
+    from everstep.worker.export import export  # torch, only here
+
+    export(folder / manifests.folder_name(chosen), to, out)
+    sys.stdout.write(f"step {chosen} is in {out}\n")
+    return ExitCode.DONE
