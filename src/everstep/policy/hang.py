@@ -66,10 +66,10 @@ def _by_operations(
     if opinion is None:
         return None
     verdict, excuse = opinion
-    culprit, old = now[verdict.ranks[0]], before.get(verdict.ranks[0])
-    idle = excuse is None and verdict.trouble is Trouble.NEVER_ENTERED
-    if idle and old is not None and _computes(old, culprit, apart_s=apart_s):
-        excuse = Phase.EVALUATING
+    if excuse is None and verdict.trouble is Trouble.NEVER_ENTERED:
+        rank = verdict.ranks[0]
+        if rank in before and _computes(before[rank], now[rank], apart_s=apart_s):
+            excuse = Phase.EVALUATING
     return HangFinding(verdict=verdict, excuse=excuse)
 
 

@@ -47,12 +47,12 @@ def opinion_on_silence(verdict: Verdict, now: Sequence[RankSummary]) -> tuple[Ve
     if not traces or not _open_to_doubt(verdict, by_rank):
         return None
     found = judge_creation(traces) or _ask(traces, now)
-    if found.trouble not in _SAYS_MORE or not found.ranks:
+    if found.trouble not in _SAYS_MORE or not (found.ranks or found.suspects):
         return None
     if found.trouble is verdict.trouble and found.ranks == verdict.ranks:
         return None
-    culprit = by_rank[found.ranks[0]]
-    excuse = excuse_for(culprit.stack) if found.trouble is Trouble.NEVER_ENTERED else None
+    idle = found.trouble is Trouble.NEVER_ENTERED and found.ranks
+    excuse = excuse_for(by_rank[found.ranks[0]].stack) if idle else None
     return _verdict(found, by_rank), excuse
 
 
@@ -72,8 +72,7 @@ def _ask(traces: Sequence[RankTrace], now: Sequence[RankSummary]) -> HangVerdict
 
 
 def _verdict(found: HangVerdict, now: dict[Rank, RankSummary]) -> Verdict:
-    culprit = now[found.ranks[0]]
-    line = own_line(culprit.stack)
+    line = own_line(now[found.ranks[0]].stack) if found.ranks else None
     where = str(line) if line else (found.stack[0] if found.stack else "")
     return Verdict(
         trouble=found.trouble,
@@ -117,12 +116,11 @@ def _up_to_the_first_difference(traces: Sequence[RankTrace]) -> list[RankTrace]:
 
     A failure ends whatever was under way, so nothing seems to be waited for; what was asked for still tells.
     """
-    differences: dict[str, int] = {}
-    names = {group.name for trace in traces for group in trace.groups}
-    for name in sorted(names):
-        parts = [group for trace in traces for group in trace.groups if group.name == name]
-        if (seq := _first_difference(parts)) is not None:
-            differences[name] = seq
+    parts: dict[tuple[str, str], list[GroupTrace]] = {}
+    for trace in traces:
+        for group in trace.groups:
+            parts.setdefault((group.name, group.members), []).append(group)
+    differences = {key: seq for key, groups in parts.items() if (seq := _first_difference(groups)) is not None}
     return [_cut(trace, differences) for trace in traces]
 
 
@@ -134,11 +132,11 @@ def _first_difference(parts: Sequence[GroupTrace]) -> int | None:
     return min((seq for seq, votes in signatures.items() if len(votes) > 1), default=None)
 
 
-def _cut(trace: RankTrace, differences: dict[str, int]) -> RankTrace:
+def _cut(trace: RankTrace, differences: dict[tuple[str, str], int]) -> RankTrace:
     groups = []
     blocked = -1
     for group in trace.groups:
-        seq = differences.get(group.name)
+        seq = differences.get((group.name, group.members))
         if seq is None:
             groups.append(replace(group, completed=group.enqueued, tail=tuple(map(_done, group.tail))))
             continue

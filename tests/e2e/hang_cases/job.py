@@ -363,6 +363,39 @@ def metric_group() -> None:
     ar()
 
 
+def skipped_group() -> None:
+    """One rank goes on without creating the group that the others create."""
+    if not am_victim():
+        dist.new_group(list(range(WORLD)))
+    ar()
+
+
+def late_group() -> None:
+    if am_victim():
+        stall()
+    ar(group=dist.new_group(list(range(WORLD))))
+
+
+def unread_message() -> None:
+    """One rank sends once more than its neighbour receives."""
+    _ring()
+    if am_victim():
+        dist.send(torch.ones(8_000_000), (RANK + 1) % WORLD)
+    dist.barrier()
+
+
+def unsent_message() -> None:
+    """One rank receives but does not send."""
+    _ring()
+    into = torch.empty(1024)
+    works = [dist.irecv(into, (RANK - 1) % WORLD)]
+    if not am_victim():
+        works.append(dist.isend(X, (RANK + 1) % WORLD))
+    for work in works:
+        work.wait()
+    dist.barrier()
+
+
 # --- healthy, or merely slow
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from everstep.domain.ids import Rank
-from everstep.domain.recorder import Operation, RankTrace
+from everstep.domain.recorder import GroupTrace, Operation, RankTrace
 from everstep.domain.verdicts import Trouble
 from everstep.policy.diagnosis.finding import Finding, last_line, operation_text
 from everstep.policy.diagnosis.messages import odd_one
@@ -113,6 +113,8 @@ def _decided(waits: Waits, inner: set[int], stucks: Sequence[Stuck]) -> tuple[Tr
         mine = operation_text(situation, first.waits_in.group, first.waits_in.seq, first.places)
         what = f"left the loop before the others and waits in {mine}, which no other rank has come to"
         return Trouble.LOOP_BOUND, _places(strangers), what
+    if shifted := _shifted(waits, inner, stucks):
+        return shifted
     against = [one for one in crossings if _goes_against(waits, one)]
     if against and len(_places(against)) < len(inner):
         first = against[0]
@@ -130,6 +132,40 @@ def _decided(waits: Waits, inner: set[int], stucks: Sequence[Stuck]) -> tuple[Tr
         what = f"issued one collective too many, {mine}, and waits there alone"
         return Trouble.EXTRA_COLLECTIVE, first.places, what
     return None
+
+
+def _shifted(waits: Waits, inner: set[int], stucks: Sequence[Stuck]) -> tuple[Trouble, list[int], str] | None:
+    """By place in the program: past an operation that it never entered, or in one that its peers are past without.
+
+    Members of a group that run one program number their operations alike, so this needs no history. It holds only
+    where the numbers did agree at the newest operation that both have in their records.
+    """
+    for stuck in stucks:
+        if stuck.why is not Why.ABSENT or not stuck.waiting:
+            continue
+        parts = dict(stuck.group.seen)
+        text = operation_text(waits.situation, stuck.group, stuck.seq, stuck.waiting)
+        peer = stuck.waiting[0]
+        absent = [place for place in stuck.keeping if place in inner and _aligned(parts, peer, place)]
+        op = operation_at(parts[peer], stuck.seq)
+        if op is None or not absent:
+            continue
+        past = [place for place in absent if waits.situation.traces[place].blocked_order > op.order]
+        if 0 < len(past) < len(stuck.waiting):
+            return Trouble.MISMATCH, past, f"left out {text}: it went past the place where its peers call it"
+        if len(past) > 1 and len(past) == len(stuck.keeping) and len(stuck.waiting) == 1:
+            what = f"issued one collective too many, {text}, and waits there alone: its peers are past that place"
+            return Trouble.EXTRA_COLLECTIVE, [peer], what
+    return None
+
+
+def _aligned(parts: dict[int, GroupTrace], one: int, other: int) -> bool:
+    """Whether two members gave the same place to the newest operation of the group that both have finished."""
+    if one not in parts or other not in parts:
+        return False
+    seq = min(parts[one].completed, parts[other].completed)
+    first, second = operation_at(parts[one], seq), operation_at(parts[other], seq)
+    return first is not None and second is not None and first.order == second.order
 
 
 def _places(crossings: Sequence[_Crossing]) -> list[int]:

@@ -20,11 +20,10 @@ def odd_one(waits: Waits, pairs: Sequence[Pair]) -> tuple[list[int], str] | None
             continue
         channel = pair.channel
         mine, theirs = channel.posted, _counterpart(traces, pair)
-        usual = {
-            *_counts(traces, channel, sends=channel.sends, besides=pair.waiting),
-            *_counts(traces, channel, sends=not channel.sends, besides=pair.keeping),
-        }
-        if len(usual) != 1 or len(traces) < 2 + _OTHERS_MIN:
+        same = list(_counts(traces, channel, sends=channel.sends, besides=pair.waiting))
+        opposite = list(_counts(traces, channel, sends=not channel.sends, besides=pair.keeping))
+        usual = {*same, *opposite}
+        if len(usual) != 1 or min(len(same), len(opposite)) < _OTHERS_MIN:
             continue
         count = usual.pop()
         verbs = ("sent", "received") if channel.sends else ("received", "sent")
