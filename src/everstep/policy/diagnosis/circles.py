@@ -68,6 +68,7 @@ def findings_of_circle(waits: Waits, component: Sequence[int]) -> Iterator[Findi
         operation=_circle_operation(waits, stucks, names),
         group=stucks[0].group if stucks else None,
         stack=last_line(situation, culprits[0]),
+        decided=decided is not None,
     )
 
 

@@ -14,7 +14,7 @@ from everstep.policy.diagnosis.finding import PRIORITY, Finding, last_line, oper
 from everstep.policy.diagnosis.picture import waiting_arrows
 from everstep.policy.diagnosis.situation import Situation, survey
 from everstep.policy.diagnosis.suspects import findings_of_lagging, findings_of_sinks
-from everstep.policy.diagnosis.waits import Waits, backward, blocked_by, trace_waits
+from everstep.policy.diagnosis.waits import Waits, backward, blocked_by, drop_doubts, trace_waits
 from everstep.policy.wording import name_ranks
 
 _TOGETHER = frozenset((Trouble.FROZEN, Trouble.LOOP_BOUND, Trouble.NEVER_ENTERED, Trouble.GPU_SIDE))
@@ -59,6 +59,8 @@ def diagnose(
         )
     waits = trace_waits(situation)
     findings = _found(situation, waits)
+    if findings and not findings[0].decided and drop_doubts(waits):
+        findings = _found(situation, waits)
     if not findings:
         return _nobody_waits(situation, waits, missing, count)
     return _verdict(situation, waits, findings, missing)

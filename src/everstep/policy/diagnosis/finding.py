@@ -30,6 +30,7 @@ class Finding:
     nodes: of the graph of waits; those who wait for them are its victims.
     ranks, suspects: as in `Explanation`.
     what: completes `Rank 3 on host h …`, or is a sentence of its own when no rank is named.
+    decided: False for a circle of which nothing tells whose order is wrong.
     sure: it rests on what a rank's own record shows, not on the lack of one.
     """
 
@@ -43,6 +44,7 @@ class Finding:
     group: Group | None = None
     stack: tuple[str, ...] = ()
     sure: bool = True
+    decided: bool = True
     blocked: int = 0
 
 

@@ -67,6 +67,8 @@ class Waits:
         sinks: components that lead nowhere else and that somebody waits for.
         waited_for: for each node whether anything leads to it.
         kept_by: for each rank's node the collectives that it keeps from ending.
+        doubtful: for ranks in a batch of which one peer shows nothing, the rest of the batch. That peer may as well be
+            done: the members of a batch show as unfinished until the last one ends.
         blind: traces that wait for something the recorder does not show.
     """
 
@@ -79,6 +81,7 @@ class Waits:
     sinks: list[list[int]] = field(default_factory=list)
     waited_for: bytearray = field(default_factory=bytearray)
     kept_by: dict[int, list[Stuck]] = field(default_factory=dict)
+    doubtful: dict[int, list[Pair]] = field(default_factory=dict)
 
     def rank_of(self, node: int) -> Rank:
         count = len(self.situation.traces)
@@ -113,6 +116,20 @@ def trace_waits(situation: Situation) -> Waits:
     waits.edges += [stuck.keeping for stuck in waits.stuck]
     _find_sinks(waits)
     return waits
+
+
+def drop_doubts(waits: Waits) -> bool:
+    """Take the doubtful waits out of circles, and look for sinks again; False when there was none.
+
+    For circles that nothing else explains: a peer that is further on has rather finished its part of the batch.
+    """
+    doubted = [node for sink in waits.sinks if len(sink) > 1 for node in sink if node in waits.doubtful]
+    for place in doubted:
+        waits.pairs = [pair for pair in waits.pairs if pair.waiting != place] + waits.doubtful[place]
+        waits.edges[place] = [pair.keeping for pair in waits.doubtful[place]]
+    if doubted:
+        _find_sinks(waits)
+    return bool(doubted)
 
 
 def _wait_in_collectives(waits: Waits) -> None:
@@ -189,6 +206,9 @@ def _wait_for_peers(waits: Waits, silent_node: dict[Rank, int]) -> None:
             chosen = [p for p in pairs if p.why is why or (why is Why.ABSENT and p.why is Why.STOPPED)]
             if chosen:
                 waits.pairs += chosen
+                rest = [pair for pair in pairs if pair.why in (Why.BEHIND, Why.INSIDE)]
+                if why is Why.ABSENT and rest and not any(pair.channel.whole for pair in chosen):
+                    waits.doubtful[place] = rest
                 waits.edges[place] += [pair.keeping for pair in chosen]
                 break
         else:
