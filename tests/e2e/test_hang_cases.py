@@ -10,6 +10,7 @@ from tests.e2e.hang_cases.expected import BY_NAME
 from tests.e2e.hang_cases.playing import JOB, play
 from tests.e2e.jobs import bodies, command, started, wait_for
 
+from everstep.cli.diagnosing import diagnose
 from everstep.domain.commands import RecordVerdict, StopWorkers
 from everstep.domain.events import StepsFinished
 
@@ -19,12 +20,15 @@ STEPS_BEFORE = 30
 
 
 @pytest.mark.parametrize(
-    "name", ["dtype", "wrong_root", "cross_pg", "new_group", "p2p_order", "pipeline", "metric_group", "healthy_ring"]
+    "name", ["dtype", "wrong_root", "cross_pg", "new_group", "p2p_order", "pipeline", "early_exit", "healthy_ring"]
 )
 def test_the_class_and_the_culprit_are_right(tmp_path: Path, name: str) -> None:
     case = BY_NAME[name]
     said = play(case, seed=_SEED, run_dir=tmp_path)
     assert not said.wrong(case, case.victim(_SEED)), said
+    if (tmp_path / "evidence").exists():
+        afterwards = diagnose([tmp_path])
+        assert (afterwards.trouble, frozenset(afterwards.ranks)) == (said.trouble, said.ranks)
 
 
 def test_a_live_job_can_be_asked_and_goes_on(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def find_dump_files(paths: Sequence[Path]) -> tuple[DumpFile, ...]:
         if not path.exists():
             raise ConfigError(f"{path} does not exist; name a folder of flight recorder dumps, or a run directory")
         if path.is_dir():
-            files += _in_folder(_evidence_of(path))
+            files += _in_folder(evidence_of(path))
         else:
             files.append(_classified(path))
     if not files:
@@ -59,7 +59,7 @@ def find_dump_files(paths: Sequence[Path]) -> tuple[DumpFile, ...]:
     return tuple(files)
 
 
-def _evidence_of(folder: Path) -> Path:
+def evidence_of(folder: Path) -> Path:
     """For a run directory its newest incident, else the folder itself."""
     evidence = folder / "evidence"
     incidents = sorted((one for one in evidence.iterdir() if one.is_dir()), key=_age) if evidence.is_dir() else []

@@ -5,10 +5,15 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
+from everstep.adapters.dump_files import evidence_of
 from everstep.adapters.flight_dumps import DUMP_BYTES_MAX, load_dumps
+from everstep.adapters.ledger_file import LEDGER_NAME, read_entries
 from everstep.adapters.safe_pickle import without_collections
-from everstep.domain.diagnosis import HangVerdict
+from everstep.domain.commands import RecordVerdict
+from everstep.domain.diagnosis import Explanation, HangVerdict
+from everstep.domain.errors import EverstepError
 from everstep.domain.ids import Rank
+from everstep.domain.verdicts import Trouble, Verdict
 from everstep.policy.diagnosis import diagnose as decide
 from everstep.policy.group_creation import judge_creation, without_creations
 
@@ -50,7 +55,45 @@ def diagnose(
             expected_ranks=[Rank(rank) for rank in range(world_size or 0)],
             moved=loaded.moved,
         )
+    if (said := _said_by_the_run(given)) is not None:
+        verdict = _as_the_run_said(verdict, said)
     problems = loaded.problems[:_PROBLEMS_MAX]
     if len(loaded.problems) > _PROBLEMS_MAX:
         problems += (f"{len(loaded.problems) - _PROBLEMS_MAX} more files could not be used",)
     return replace(verdict, missing=(*verdict.missing, *problems))
+
+
+def _said_by_the_run(given: Sequence[str | PathLike[str]]) -> Verdict | None:
+    """What the run itself has said of this incident: it knew how each process ended, and who only lost a peer."""
+    if len(given) != 1 or not (ledger := Path(given[0]) / LEDGER_NAME).is_file():
+        return None
+    incident = evidence_of(Path(given[0])).name
+    try:
+        bodies = [entry.body for entry in read_entries(ledger)]
+    except (EverstepError, OSError):
+        return None  # the evidence speaks for itself
+    said = [body.verdict for body in bodies if isinstance(body, RecordVerdict) and body.incident == incident]
+    return said[-1] if said and said[-1].trouble is not Trouble.UNKNOWN else None
+
+
+def _as_the_run_said(verdict: HangVerdict, said: Verdict) -> HangVerdict:
+    """The picture of the waits with the run's own verdict; what operations alone would say becomes an alternative."""
+    if (said.trouble, said.ranks) == (verdict.trouble, verdict.ranks):
+        return verdict
+    other = Explanation(
+        trouble=verdict.trouble,
+        suspects=verdict.ranks or verdict.suspects,
+        reason=f"Without knowing how the processes ended: {verdict.reason}",
+        evidence=verdict.evidence,
+    )
+    return replace(
+        verdict,
+        trouble=said.trouble,
+        ranks=said.ranks,
+        hosts=said.hosts,
+        suspects=(),
+        reason=f"{said.reason[:1].upper()}{said.reason[1:]}",
+        evidence=said.evidence,
+        alternatives=(other, *verdict.alternatives),
+        stack=(said.where,) if said.where else (),
+    )
