@@ -65,7 +65,7 @@ def lay_out(path: Path, parts: dict[str, Any]) -> None:
     """
     path.unlink(missing_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-    with os.fdopen(fd, "wb", buffering=0) as file:
+    with os.fdopen(fd, "wb") as file:  # buffered: that writes on where the kernel takes 2 GB at a time
         try:
             torch.save(parts, file)
         except RuntimeError as error:  # torch hides the file's own error

@@ -30,6 +30,7 @@ from everstep.adapters.memory_slots import (
 from everstep.domain.errors import ConfigError, EvidenceError, WorldError
 from everstep.domain.events import CheckpointFailed, CheckpointSaved
 from everstep.domain.ids import Attempt
+from everstep.domain.phases import Phase
 from everstep.policy.checkpoints import Slot, SlotState, committed_steps, slot_to_write
 from everstep.worker.checkpoint_manifest import Manifest, folder_name
 from everstep.worker.checkpoint_schedule import SaveConfig
@@ -45,6 +46,8 @@ STALL_SHARE = 0.01
 _ROOM_SHARE = 0.5
 """The slots of all ranks may take at most this share of the memory that is free."""
 _ASSUMED_BYTES_PER_S = 2e9
+_LONG_BYTES = 1 << 30
+"""From this size on a save is a phase of its own, so that its silence is not taken for a hang's."""
 _AHEAD_STEPS = 32
 """How far ahead a new stride is announced: no rank of a job that trains together is that far from another."""
 _SILENT_SAVES_MAX = 8
@@ -170,6 +173,14 @@ class MemoryTier:
         Args:
             own: what OWN holds beside gradients.
         """
+        assert self._bulk is not None
+        if self._bulk.size_bytes < _LONG_BYTES:
+            self._save(step, own, draft)
+            return
+        with self._observer.during(Phase.SAVING):
+            self._save(step, own, draft)
+
+    def _save(self, step: int, own: dict[str, object], draft: Manifest) -> None:
         assert self._bulk is not None
         assert self._pages is not None
         started_s = time.monotonic()
