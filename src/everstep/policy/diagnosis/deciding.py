@@ -17,7 +17,7 @@ from everstep.policy.diagnosis.suspects import findings_of_lagging, findings_of_
 from everstep.policy.diagnosis.waits import Waits, backward, blocked_by, drop_doubts, trace_waits
 from everstep.policy.wording import name_ranks
 
-_TOGETHER = frozenset((Trouble.FROZEN, Trouble.LOOP_BOUND, Trouble.NEVER_ENTERED, Trouble.GPU_SIDE))
+_TOGETHER = frozenset((Trouble.FROZEN, Trouble.LOOP_BOUND, Trouble.NEVER_ENTERED, Trouble.GPU_SIDE, Trouble.INSIDE_OP))
 """Faults of single ranks that can happen side by side without one causing the other."""
 _ALTERNATIVES_MAX = 8
 _COUNTED_MAX = 32

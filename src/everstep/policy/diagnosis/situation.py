@@ -18,7 +18,7 @@ from everstep.domain.recorder import (
     RankTrace,
 )
 
-_ONE_WAY = frozenset(("broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "gather", "scatter"))
+ONE_WAY = frozenset(("broadcast", "_broadcast_oop", "reduce", "_reduce_oop", "gather", "scatter"))
 """A member of these can end before the others have come."""
 _LAG_MIN = 2
 _LAGGING_SHARE_MAX = 0.25
@@ -158,36 +158,56 @@ def _waits_in(
 
 
 def _find_lagging(situation: Situation) -> None:
-    """A member that still shows as unfinished what others have long passed: its GPU or watchdog stopped reporting.
+    """Members that still show as unfinished what others have finished with them: GPU or watchdog stopped reporting.
 
-    In one group operations run in order, so a peer that has finished number n + 1 proves that everybody had finished n.
+    An operation that a peer has finished has been entered by all. One of them may be where the hang is (inside, and
+    through at one end); two or more can't: in one group operations run in order, and in two it would be chance.
     When a quarter of the ranks seem so, the dumps were taken while the job was moving, and this says nothing.
     """
-    lagging: dict[int, str] = {}
+    passed: dict[int, int] = {}
+    facts: dict[int, str] = {}
     for group in situation.groups.values():
-        if group.frontier < 0 or len(group.seen) < _LAG_MIN:
+        if group.frontier < 0 or len(group.seen) < 2:
             continue
         newest = max((part.completed for _, part in group.seen if part.counted), default=-1)
-        if newest < group.frontier + _LAG_MIN - 1:
+        if newest < group.frontier:
             continue
         for place, part in group.seen:
-            if part.ordered and part.counted and part.enqueued > part.completed and _proven(part, newest):
-                lagging.setdefault(
-                    place,
-                    f"shows {part.completed + 1} of {group} as unfinished, and its peers have finished {newest}",
-                )
+            if part.ordered and part.counted and part.completed < newest and part.enqueued > part.completed:
+                count = _passed_by_peers(part, newest)
+                passed[place] = passed.get(place, 0) + count
+                if count:
+                    fact = f"shows {part.completed + 1} of {group} as unfinished, and its peers have finished {newest}"
+                    facts.setdefault(place, fact)
+    lagging = {place: facts[place] for place, count in passed.items() if count >= _LAG_MIN}
     if len(lagging) <= max(1, _LAGGING_SHARE_MAX * len(situation.traces)):
         situation.lagging = lagging
         for place in lagging:
             situation.stopped.setdefault(place, "has stopped reporting its GPU's work")
 
 
-def _proven(part: GroupTrace, newest: int) -> bool:
-    for seq in range(part.completed + _LAG_MIN, min(newest, part.enqueued) + 1):
+def _passed_by_peers(part: GroupTrace, newest: int) -> int:
+    """How many of the member's unfinished operations others have finished, of those that need all members."""
+    count = 0
+    for seq in range(part.completed + 1, min(newest, part.enqueued) + 1):
         op = operation_at(part, seq)
-        if op is None or op.kind not in _ONE_WAY:
-            return True
-    return newest > part.enqueued and part.enqueued >= part.completed + _LAG_MIN
+        count += op is None or op.kind not in ONE_WAY
+        if count >= _LAG_MIN:
+            break
+    return count
+
+
+def is_through(group: Group, seq: int) -> bool:
+    """Whether a member has finished an operation that can't end anywhere before all have entered it."""
+    ended = False
+    for _, part in group.seen:
+        if part.counted and part.completed >= seq:
+            ended = True
+            if (op := operation_at(part, seq)) is not None:
+                return op.kind not in ONE_WAY
+        elif ended and (op := operation_at(part, seq)) is not None:
+            return op.kind not in ONE_WAY
+    return ended
 
 
 def absent_members(situation: Situation, group: Group, seq: int) -> Iterator[int]:

@@ -14,6 +14,7 @@ from everstep.policy.diagnosis.situation import (
     Group,
     Situation,
     absent_members,
+    is_through,
     operation_at,
     silent_members,
     unstarted_members,
@@ -156,6 +157,8 @@ def _wait_in_collectives(waits: Waits) -> None:
 def _keep(waits: Waits, stuck: Stuck, silent_node: dict[Rank, int]) -> None:
     situation, group, seq = waits.situation, stuck.group, stuck.seq
     stopped = situation.stopped
+    if is_through(group, seq):
+        return
     halted = [p for p, part in group.seen if p in stopped and part.completed < seq] if stopped else []
     absent = [place for place in absent_members(situation, group, seq) if place not in stopped]
     if halted or absent:
