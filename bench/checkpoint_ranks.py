@@ -185,6 +185,13 @@ def measure_saves(spec: dict[str, Any], training: Training, directory: Path) -> 
                 "bytes": size,
             }
         )  # fmt: skip
+    for number, row in enumerate(rows, 2 + spec["rounds"]):  # once more without training, to see durability alone
+        dist.barrier()
+        began_s = time.perf_counter()
+        save(number)
+        while not is_durable(number) and time.perf_counter() - began_s < WITHIN_S:
+            time.sleep(0.005)
+        row["durable_alone_s"] = worst(time.perf_counter() - began_s)
     return rows
 
 
