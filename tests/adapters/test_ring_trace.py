@@ -97,9 +97,11 @@ def test_a_message_that_both_ends_have_posted_is_through_though_nobody_waited_fo
     assert (receiver.posted, receiver.done, receiver.order) == (1, 1, -1)
 
 
-def test_reduce_scatter_is_over_once_anything_follows(host: Host) -> None:
+def test_reduce_scatter_is_over_once_anything_follows_or_the_host_is_elsewhere(host: Host) -> None:
     host.write(0, Op("reduce_scatter", 1))
     assert host.traces()[0].groups[0].completed == 0
+    elsewhere = RankFacts(process=ProcessState.SLEEPING, stack=IN_SCRIPT)
+    assert host.traces(elsewhere, elsewhere)[0].groups[0].completed == 1
     host.write(0, Op("all_reduce", 2))
     assert host.traces()[0].groups[0].completed == 2
 

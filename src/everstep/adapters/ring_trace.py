@@ -83,6 +83,7 @@ class _Reduction:
         self._posted = posted
         self._lists = lists
         self._last = view.records[-1].number if view.records else -1
+        self._in_torch = bool(facts.stack) and _WAITING_FILES in facts.stack[0].file
 
     def trace(self, host: HostId, *, creating_any: bool) -> RankTrace:
         """The trace, with group creations when any rank is at one."""
@@ -122,8 +123,8 @@ class _Reduction:
         return identity
 
     def _done(self, record: RingRecord, group: RingGroup) -> bool:
-        unseen_end = record.unseen and record.number < self._last
-        return record.done_ns > 0 or unseen_end or group.name in self._facts.drained
+        returned = record.number < self._last or (self._facts.stack and not self._in_torch)
+        return record.done_ns > 0 or bool(record.unseen and returned) or group.name in self._facts.drained
 
     def _group(self, group: RingGroup, records: Sequence[RingRecord]) -> GroupTrace:
         operations = [self._operation(record, group) for record in records]
@@ -188,8 +189,7 @@ class _Reduction:
             return HostState.FROZEN if facts.gil_free is False else HostState.ELSEWHERE
         if not facts.stack:
             return HostState.UNKNOWN
-        inside = _WAITING_FILES in facts.stack[0].file
-        return HostState.IN_OPERATION if inside or facts.in_lock is not False else HostState.ELSEWHERE
+        return HostState.IN_OPERATION if self._in_torch or facts.in_lock is not False else HostState.ELSEWHERE
 
     def _creations(self) -> GroupTrace | None:
         """The creations of groups as collectives of everybody; those of groups without this rank have no signature."""
