@@ -1,6 +1,13 @@
 """`everstep simulate`: what it prints, what it writes, and what it says to a wrong flag, key or file."""
 
+import contextlib
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -140,3 +147,43 @@ def test_a_malformed_file_is_told_in_one_sentence(
     error = capsys.readouterr().err
     assert said in error
     assert error.count("\n") == 1
+
+
+def test_colour_changes_no_word(capsys: pytest.CaptureFixture[str]) -> None:
+    flags = ["llama3", *SMALL, "--compare", "everstep"]
+    plain, coloured = (shown(capsys, *flags, "--color", when) for when in ("never", "always"))
+    assert "\x1b[" in coloured
+    assert re.sub(r"\x1b\[[0-9;]*m", "", coloured) == plain
+
+
+def test_ctrl_c_and_a_killed_process_end_it_at_once_with_a_sentence() -> None:
+    command = [sys.executable, "-m", "everstep", "simulate", "llama3", "--seeds", "40", "--jobs", "2"]
+    for by, code, said in (
+        (signal.SIGINT, ExitCode.PREEMPTED, "Ctrl-C"),
+        (signal.SIGKILL, ExitCode.IO_ERROR, "--jobs 1"),
+    ):
+        with subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+            children = workers_of(process.pid)
+            os.kill(process.pid if by is signal.SIGINT else children[0], by)
+            _, error = process.communicate(timeout=40)
+        assert process.returncode == code, error
+        assert said in error
+        assert "Traceback" not in error
+
+
+def workers_of(pid: int) -> list[int]:
+    """The processes of the pool, as soon as both are there and at work."""
+    ends_s = time.monotonic() + 30
+    while time.monotonic() < ends_s:
+        with contextlib.suppress(OSError):
+            found = [int(text) for text in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+            spawned = [child for child in found if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+            if len(spawned) == 2 and all(cpu_ticks(child) > 50 for child in spawned):
+                return spawned
+        time.sleep(0.05)
+    pytest.fail("no two processes came to work within 30 s")
+
+
+def cpu_ticks(pid: int) -> int:
+    """Imports take fewer ticks than this test waits for."""
+    return sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))

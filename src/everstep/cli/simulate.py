@@ -3,7 +3,8 @@
 import argparse
 import json
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from everstep.adapters.ledger_file import LEDGER_NAME, LedgerFile
@@ -13,9 +14,10 @@ from everstep.cli.simulate_play import play
 from everstep.cli.simulate_scenario import Request, variants
 from everstep.cli.simulate_text import simulation_json, simulation_lines
 from everstep.domain.commands import Command
-from everstep.domain.errors import ConfigError, WorldError
+from everstep.domain.errors import ConfigError, ExitCode, WorldError
 from everstep.domain.events import Event
 
+_PATIENCE_S = 2.0
 _DESCRIPTION = """\
 Play a training run of weeks on a simulated cluster: the real recovery policy answers every failure, and the run's time
 is accounted for as `everstep report` does. Every figure is simulated; each delay is listed with where it comes from."""
@@ -65,6 +67,9 @@ def add_parser(subparsers: "_Subparsers[argparse.ArgumentParser]") -> None:
     )
     parser.add_argument("--trace", type=Path, metavar="FILE", help="recorded faults in StepFun's JSON format")
     parser.add_argument("--jobs", type=int, default=0, metavar="N", help="processes (default: one for each core)")
+    parser.add_argument(
+        "--color", choices=("auto", "always", "never"), default="auto", help="auto: on a terminal (the default)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON document with everything")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the tables and the plot as one HTML page")
     parser.add_argument("--ledger", type=Path, metavar="DIR", help="keep the first seed's ledger, for everstep report")
@@ -91,14 +96,40 @@ def run(args: argparse.Namespace) -> int:
     chosen = variants(request)
     if args.ledger is not None:
         _keep_ledger(chosen[0], args.seed, args.ledger)
-    rows = play_all(chosen, range(args.seed, args.seed + args.seeds), jobs=args.jobs)
+    try:
+        rows = play_all(chosen, range(args.seed, args.seed + args.seeds), jobs=args.jobs, tell=_progress())
+    except KeyboardInterrupt:
+        sys.stderr.write("\neverstep: stopped by Ctrl-C; nothing was written\n")
+        return ExitCode.PREEMPTED
     if args.html is not None:
         _write(args.html, simulation_html(rows))
     if args.json:
         sys.stdout.write(json.dumps(simulation_json(rows), indent=1) + "\n")
+    elif args.color == "always" or (args.color == "auto" and sys.stdout.isatty()):
+        from rich.console import Console  # only a terminal pays for it
+
+        from everstep.cli.simulate_rich import show_simulation
+
+        show_simulation(Console(force_terminal=args.color == "always" or None, highlight=False, emoji=False), rows)
     else:
         sys.stdout.write("\n".join(simulation_lines(rows)) + "\n")
     return 0
+
+
+def _progress() -> Callable[[int, int], None]:
+    """A word on stderr for a person who waits longer than a moment."""
+    if not sys.stderr.isatty():
+        return lambda _done, _count: None
+    began_s = time.monotonic()
+
+    def tell(done: int, count: int) -> None:
+        if done == count:
+            sys.stderr.write("\r\x1b[K")
+        elif time.monotonic() - began_s > _PATIENCE_S:
+            sys.stderr.write(f"\r\x1b[Kplayed {done:,} of {count:,} runs")
+        sys.stderr.flush()
+
+    return tell
 
 
 def _keep_ledger(variant: Variant, seed: int, folder: Path) -> None:
