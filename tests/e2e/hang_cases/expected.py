@@ -78,6 +78,7 @@ CASES = (
     Case(name="spin", troubles=NEVER),
     Case(name="lock", troubles=NEVER),
     Case(name="metric_group", troubles=("loop_bound",)),
+    Case(name="sharded", troubles=NEVER),
     Case(name="skipped_group", troubles=("group_creation",)),
     Case(name="late_group", troubles=NEVER),
     Case(name="unread_message", troubles=MISMATCH),

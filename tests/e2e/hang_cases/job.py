@@ -396,6 +396,16 @@ def unsent_message() -> None:
     dist.barrier()
 
 
+def sharded() -> None:
+    """As FSDP does: parameters gathered, gradients scattered."""
+    shard, whole = torch.ones(1024 // WORLD), torch.empty(1024)
+    for number in range(4):
+        dist.all_gather_into_tensor(whole, shard)
+        dist.reduce_scatter_tensor(shard, X)
+        if am_victim() and number == 2:
+            stall()
+
+
 # --- healthy, or merely slow
 
 
