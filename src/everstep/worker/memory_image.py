@@ -114,10 +114,13 @@ def load_image(path: Path, *, size_bytes: int, seal: int | None) -> dict[str, An
     Raises:
         EvidenceError: gone, of another size, or changed.
     """
-    memory = _mapped(path, writable=False)
-    if len(memory) != size_bytes:
-        raise EvidenceError(f"{path.name} has {len(memory)} bytes, expected {size_bytes}")
-    if seal is not None and (found := seal_of(memory)) != seal:
+    try:
+        size = path.stat().st_size
+    except OSError as error:
+        raise EvidenceError(f"{path.name} cannot be read: {error.strerror}") from error
+    if size != size_bytes:
+        raise EvidenceError(f"{path.name} has {size} bytes, expected {size_bytes}")
+    if seal is not None and (found := seal_of(_mapped(path, writable=False))) != seal:
         raise EvidenceError(f"{path.name} was changed: its checksum is {found:08x}, expected {seal:08x}")
     return _load(path, shared=False)
 
