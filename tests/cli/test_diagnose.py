@@ -39,7 +39,7 @@ def test_the_text_names_the_culprit_its_line_and_who_waits(dumps: Path, capsys: 
     text = capsys.readouterr().out
     assert text.startswith("NEVER_ENTERED: Rank 2 never entered all_reduce of [[17]]")
     assert "/job/train.py:12 in step" in text
-    assert "0-1, 3  in all_reduce of GROUP0  -> 2 (has not entered it)" in text
+    assert "0-1, 3  in all_reduce of GROUP0  -> 2 (not entered)" in text
     assert "last agreed: all_reduce of [[17]] Float, number 2" in text
     assert max(map(len, text.splitlines())) <= 120
 

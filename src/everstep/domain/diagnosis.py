@@ -35,7 +35,7 @@ class Waiting:
         waiting: ranks that wait, ascending.
         operation: what they wait in, such as `all_reduce of [[17]], number 12 of group 3 (TENSOR)`.
         missing: ranks that keep it from ending, ascending; empty when all are in it.
-        why: `has not entered it`, `has left no dump`, …
+        why: `not entered`, `no dump`, …
     """
 
     waiting: tuple[Rank, ...]

@@ -12,7 +12,7 @@ from itertools import pairwise
 from everstep.domain.ids import Rank
 from everstep.domain.recorder import GroupTrace, Operation, RankTrace
 from everstep.domain.verdicts import Trouble
-from everstep.policy.diagnosis.finding import Finding, last_line, operation_text
+from everstep.policy.diagnosis.finding import Finding, last_line, operation_text, waiting_text
 from everstep.policy.diagnosis.messages import odd_one
 from everstep.policy.diagnosis.situation import Group, operation_at
 from everstep.policy.diagnosis.waits import Pair, Stuck, Waits, Why
@@ -93,7 +93,7 @@ def _circle_operation(waits: Waits, stucks: Sequence[Stuck], names: tuple[Rank, 
 def _facts(waits: Waits, stucks: Sequence[Stuck], pairs: Sequence[Pair]) -> tuple[str, ...]:
     situation = waits.situation
     facts = [
-        f"{name_ranks(situation.ranks_of(stuck.waiting))} wait in "
+        f"{waiting_text(situation.ranks_of(stuck.waiting))} in "
         f"{operation_text(situation, stuck.group, stuck.seq, stuck.waiting)}"
         for stuck in stucks[:4]
         if stuck.waiting

@@ -4,6 +4,7 @@ The order is that of flight_recorder.md, section 4.3: movement, disagreements, s
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from everstep.domain.diagnosis import Explanation, HangVerdict
 from everstep.domain.ids import HostId, Rank
@@ -22,6 +23,7 @@ _TOGETHER = frozenset((Trouble.FROZEN, Trouble.LOOP_BOUND, Trouble.NEVER_ENTERED
 _ALTERNATIVES_MAX = 8
 _COUNTED_MAX = 32
 _EVIDENCE_MAX = 8
+_SENTENCES_MAX = 4
 
 
 def diagnose(
@@ -71,7 +73,7 @@ def _missing(situation: Situation, moved: Collection[Rank] | None) -> tuple[str,
     if situation.silent:
         missing.append(f"no dump of {name_ranks(situation.silent)}")
     if moved is None and situation.traces:
-        missing.append("only one look: whether anything still moves is not known from these dumps alone")
+        missing.append("a second look, which would show whether anything still moves")
     unknown = sum(1 for group in situation.groups.values() if not group.ranks)
     if unknown:
         missing.append(f"member lists of {unknown} groups")
@@ -190,9 +192,16 @@ def _host(situation: Situation, rank: Rank) -> HostId | None:
 def _reason(
     situation: Situation, joined: Sequence[Finding], *, victims: int, unsure: bool, missing: tuple[str, ...]
 ) -> str:
-    clauses = [_sentence(situation, one) for one in joined[:4]]
-    if len(joined) > 4:
-        rest = sorted({rank for one in joined[4:] for rank in one.ranks or one.suspects})
+    alike: dict[str, Finding] = {}
+    for one in joined:
+        like = alike.setdefault(one.what if one.ranks else _sentence(situation, one), one)
+        if like is not one:
+            like = replace(like, ranks=tuple(sorted({*like.ranks, *one.ranks})))
+            alike[one.what] = like
+    sentences = [_sentence(situation, one) for one in alike.values()]
+    clauses = sentences[:_SENTENCES_MAX]
+    if len(sentences) > _SENTENCES_MAX:
+        rest = sorted({rank for one in list(alike.values())[_SENTENCES_MAX:] for rank in one.ranks or one.suspects})
         clauses.append(f"The same holds for {name_ranks(rest)}.")
     if unsure:
         because = f", because of {missing[0]}" if missing and missing[0].startswith("no dump") else ""
@@ -210,7 +219,15 @@ def _sentence(situation: Situation, finding: Finding) -> str:
     hosts = sorted({str(h) for rank in finding.ranks if (h := _host(situation, rank))})
     place = f" on {', '.join(hosts[:4])}" if hosts else ""
     name = name_ranks(finding.ranks)
-    return f"{name[:1].upper()}{name[1:]}{place} {finding.what}."
+    return f"{name[:1].upper()}{name[1:]}{place} {_for_many(finding.what) if len(finding.ranks) > 1 else finding.what}."
+
+
+def _for_many(what: str) -> str:
+    """Sentences are written for one rank."""
+    for one, many in (("has ", "have "), ("is ", "are "), ("was ", "were "), ("does ", "do ")):
+        if what.startswith(one):
+            return f"{many}{what.removeprefix(one)}"
+    return what
 
 
 def _explanation(situation: Situation, finding: Finding) -> Explanation:

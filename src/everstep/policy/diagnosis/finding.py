@@ -7,6 +7,7 @@ from everstep.domain.ids import Rank
 from everstep.domain.recorder import GroupTrace
 from everstep.domain.verdicts import Trouble
 from everstep.policy.diagnosis.situation import Group, Situation, operation_at
+from everstep.policy.wording import name_ranks
 
 PRIORITY = {
     Trouble.GROUP_CREATION: 0,
@@ -70,3 +71,8 @@ def last_line(situation: Situation, place: int) -> tuple[str, ...]:
     ops = [part.tail[-1] for part in trace.groups if part.tail]
     newest = max(ops, key=lambda op: op.order, default=None)
     return tuple(newest.stack.split(" < ")) if newest is not None and newest.stack else ()
+
+
+def waiting_text(ranks: Sequence[Rank]) -> str:
+    """`rank 3 waits`, or `ranks 0-2, 5 wait`."""
+    return f"{name_ranks(ranks)} {'waits' if len(ranks) == 1 else 'wait'}"

@@ -9,10 +9,10 @@ from everstep.policy.diagnosis.waits import Pair, Stuck, Waits, Why
 
 ARROWS_MAX = 24
 _WORDS = {
-    Why.STOPPED: "runs nothing any more",
-    Why.ABSENT: "has not entered it",
-    Why.SILENT: "has left no dump",
-    Why.BEHIND: "has it queued behind another operation",
+    Why.STOPPED: "runs nothing",
+    Why.ABSENT: "not entered",
+    Why.SILENT: "no dump",
+    Why.BEHIND: "queued behind another operation",
     Why.INSIDE: "all have entered it",
 }
 

@@ -11,7 +11,7 @@ from everstep.domain.recorder import HostState
 from everstep.domain.verdicts import Trouble
 from everstep.policy.diagnosis.circles import findings_of_circle
 from everstep.policy.diagnosis.disagreements import silent_shift
-from everstep.policy.diagnosis.finding import Finding, last_line, operation_text
+from everstep.policy.diagnosis.finding import Finding, last_line, operation_text, waiting_text
 from everstep.policy.diagnosis.situation import Group, Situation, unstarted_members
 from everstep.policy.diagnosis.waits import Stuck, Waits
 from everstep.policy.wording import name_ranks, name_signal
@@ -57,7 +57,7 @@ def _lagging(situation: Situation, place: int, fact: str) -> Finding:
         trouble=Trouble.GPU_SIDE,
         nodes=[place],
         ranks=(situation.traces[place].rank,),
-        what="has stopped seeing its GPU finish work: a GPU error, or a watchdog thread that hangs",
+        what="has stopped seeing GPU work finish: a GPU error, or a watchdog thread that hangs",
         evidence=(f"rank {situation.traces[place].rank} {fact}",),
         stack=last_line(situation, place),
     )
@@ -90,7 +90,7 @@ def _of_rank(waits: Waits, place: int) -> Finding:
             return shift
         trouble, what = Trouble.NEVER_ENTERED, f"never entered {where}{_occupation(trace.stack)}"
         if not trace.stack and not any(one.tail for one in trace.groups):
-            evidence += ("its recorder shows nothing unfinished: it finished all it was given and entered nothing new",)
+            evidence += (f"rank {trace.rank} has finished all it was given, and entered nothing new",)
     return Finding(
         trouble=trouble,
         nodes=[place],
@@ -117,10 +117,14 @@ def _waited_in(waits: Waits, place: int) -> Stuck | None:
 
 
 def _counts(situation: Situation, stuck: Stuck, place: int) -> tuple[str, ...]:
-    waiting = name_ranks(situation.ranks_of(stuck.waiting))
+    wait = f"{waiting_text(situation.ranks_of(stuck.waiting))} in number {stuck.seq} of {stuck.group}"
+    if place < 0:
+        return (wait,)
+    rank = situation.traces[place].rank
     part = next((part for one, part in stuck.group.seen if one == place), None)
-    newest = f"its newest is number {part.enqueued}" if part and part.counted else "it shows nothing unfinished there"
-    return (f"{waiting} wait in number {stuck.seq} of {stuck.group}; {newest}",)
+    if part is None or not part.counted:
+        return (f"{wait}; rank {rank} shows nothing unfinished there",)
+    return (f"{wait}; the newest that rank {rank} entered is number {part.enqueued}",)
 
 
 def _pair_facts(waits: Waits, place: int) -> tuple[str, ...]:
