@@ -57,7 +57,8 @@ class HangVerdict:
         evidence: the facts it rests on, one sentence each.
         alternatives: other explanations that fit, likeliest first.
         operation: the operation that everything waits for; empty when there is none.
-        stack: the culprit's Python stack, or the line of its newest operation, innermost first; empty when unknown.
+        stack: of the first culprit, innermost first; empty when unknown.
+        stack_is_now: it is where its Python stands; else where its newest, or the disputed, operation was called from.
         last_agreed: the newest operation that all ranks of that group are known to have finished; empty when unknown.
         waits: who waits for whom, the cause first.
         missing: what was not there: ranks without a dump, files that could not be read, clocks.
@@ -73,6 +74,7 @@ class HangVerdict:
     alternatives: tuple[Explanation, ...] = ()
     operation: str = ""
     stack: tuple[str, ...] = ()
+    stack_is_now: bool = False
     last_agreed: str = ""
     waits: tuple[Waiting, ...] = ()
     missing: tuple[str, ...] = ()

@@ -24,7 +24,8 @@ def diagnosis_lines(verdict: HangVerdict) -> Iterator[str]:
         yield from _item("because", fact)
     if verdict.stack:
         yield ""
-        yield f"stack of rank {verdict.ranks[0]}:" if verdict.ranks else "stack:"
+        whose = f"rank {verdict.ranks[0]}" if verdict.ranks else "the rank in question"
+        yield f"{whose} stands at:" if verdict.stack_is_now else f"{whose} was last recorded at:"
         yield from (f"    {line}" for line in verdict.stack[:_STACK_MAX])
     if verdict.waits and verdict.trouble not in (Trouble.HEALTHY, Trouble.SLOW):
         yield ""

@@ -157,6 +157,7 @@ def _verdict(situation: Situation, waits: Waits, findings: list[Finding], missin
     victims = [node for node, steps in distance.items() if steps > 0 and node < waits.first_stuck and node not in nodes]
     arrows, left_out = waiting_arrows(waits, distance)
     notes = (*missing, f"{left_out} more kinds of waits are not shown") if left_out else missing
+    seen = len(situation.traces)
     unsure = not ranks and first.trouble is Trouble.UNKNOWN
     return HangVerdict(
         trouble=first.trouble,
@@ -168,6 +169,8 @@ def _verdict(situation: Situation, waits: Waits, findings: list[Finding], missin
         alternatives=tuple(_explanation(situation, one) for one in others[:_ALTERNATIVES_MAX]),
         operation=first.operation,
         stack=first.stack,
+        stack_is_now=bool(first.stack)
+        and any(situation.traces[i].stack == first.stack for i in first.nodes if i < seen),
         last_agreed=_last_agreed(situation, first),
         waits=arrows,
         missing=notes,

@@ -12,7 +12,7 @@ from everstep.domain.verdicts import Trouble
 from everstep.policy.diagnosis.circles import findings_of_circle
 from everstep.policy.diagnosis.disagreements import silent_shift
 from everstep.policy.diagnosis.finding import Finding, last_line, operation_text, waiting_text
-from everstep.policy.diagnosis.situation import Group, Situation, unstarted_members
+from everstep.policy.diagnosis.situation import Group, Situation, operation_at, unstarted_members
 from everstep.policy.diagnosis.waits import Stuck, Waits
 from everstep.policy.wording import name_ranks, name_signal
 
@@ -112,8 +112,17 @@ def _ending(exit_code: int | None) -> str:
 
 
 def _waited_in(waits: Waits, place: int) -> Stuck | None:
-    """The collective in which most ranks wait for it."""
-    return max(waits.kept_by.get(place, ()), key=lambda stuck: (len(stuck.waiting), stuck.group.name), default=None)
+    """The collective that it should have entered first: of those where all others wait, the earliest in the program."""
+    missed = waits.kept_by.get(place, ())
+    united = [stuck for stuck in missed if len(stuck.waiting) + 1 >= len(stuck.group.ranks) > 1]
+    return min(united or missed, key=lambda stuck: (_order(stuck), -len(stuck.waiting), stuck.group.name), default=None)
+
+
+def _order(stuck: Stuck) -> int:
+    """Its place in the program of a rank that waits in it."""
+    first = stuck.waiting[0] if stuck.waiting else -1
+    op = next((operation_at(part, stuck.seq) for place, part in stuck.group.seen if place == first), None)
+    return op.order if op is not None else 0
 
 
 def _counts(situation: Situation, stuck: Stuck, place: int) -> tuple[str, ...]:
