@@ -111,3 +111,23 @@ def test_the_folder_of_a_run_that_was_killed_is_cleaned_up_by_the_next_start(tmp
 def test_no_shared_memory_is_said_in_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(WorldError, match="cannot be used"):
         memory_folder.open_folder("one", parent=tmp_path / "gone")
+
+
+def test_a_reader_beside_a_busy_writer_never_reads_nothing(tmp_path: Path) -> None:
+    """Ranks that read another plan than the others would wait for them for ever."""
+    code = (
+        "import sys, pathlib; from everstep.adapters.memory_slots import SavePages, SavePlan\n"
+        "pages = SavePages(pathlib.Path(sys.argv[1]))\n"
+        "pages.write_plan(SavePlan(from_step=1, stride=1)); print('ready', flush=True)\n"
+        "for n in range(20000):\n"
+        "    pages.write_plan(SavePlan(from_step=n, stride=1 + n))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        assert writer.stdout.readline() == b"ready\n"
+        pages, seen = SavePages(tmp_path), set()
+        while writer.poll() is None:
+            plan = pages.plan()
+            assert plan.stride in (plan.from_step + 1, 1)
+            seen.add(plan.stride)
+    assert seen

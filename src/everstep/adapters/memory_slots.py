@@ -281,6 +281,7 @@ class SavePages:
         self._word.close()
 
 
+_LOOKS_MAX = 1000
 _COPIES = (0, 512)
 """A page holds its content twice, each with a checksum: a writer that dies in the middle of one leaves the other."""
 
@@ -292,8 +293,13 @@ def _write(memory: mmap.mmap, content: bytes) -> None:
 
 
 def _read(memory: mmap.mmap, form: struct.Struct) -> Sequence[float]:
-    for at in _COPIES:
-        content = memory[at : at + form.size]
-        if _CRC.unpack_from(memory, at + form.size)[0] == zlib.crc32(content):
-            return form.unpack(content)
-    return form.unpack(bytes(form.size))
+    """The content; zeros where nobody has written yet. The writer may move on between two looks, so it looks again."""
+    nothing = bytes(form.size + _CRC.size)
+    for _ in range(_LOOKS_MAX):
+        copies = [memory[at : at + form.size + _CRC.size] for at in _COPIES]
+        for copy in copies:
+            if _CRC.unpack_from(copy, form.size)[0] == zlib.crc32(copy[: form.size]):
+                return form.unpack_from(copy)
+        if copies == [nothing, nothing]:
+            break
+    return form.unpack_from(nothing)

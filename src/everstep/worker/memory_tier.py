@@ -277,7 +277,7 @@ class MemoryTier:
                 model = path
                 self._observer.beat()
             self._pages = SavePages(self._folder)
-        except (OSError, WorldError, EvidenceError, ConfigError) as error:
+        except (OSError, WorldError, EvidenceError, ConfigError, Unfit) as error:
             return f"rank {rank}: {error}"
         return ""
 
