@@ -8,11 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from everstep.adapters.memory_slots import RankSlots, SavePages, image_path, rest_path
 from everstep.policy.checkpoints import SlotState, committed_steps
 from everstep.worker import checkpoint_manifest as manifests
+from everstep.worker import memory_tier
+from everstep.worker.checkpoint_schedule import SaveConfig
+from everstep.worker.memory_state import Bulk, Unfit
+from everstep.worker.observer import Observer
+from everstep.worker.ranks import Ranks
 from everstep.worker.saver import Saver
+from everstep.worker.state import TrainingState
 
 KILLED = -9
 DDP3 = {"kind": "ddp", "world": 3}
@@ -199,3 +206,46 @@ def common(memory: Path) -> list[int]:
     if not all((memory / f"rank-0000{rank}.headers").exists() for rank in range(2)):
         return []
     return committed_steps([RankSlots(memory, rank).slots() for rank in range(2)])
+
+
+def small_state() -> TrainingState:
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.ones(4)).sum().backward()
+    optimizer.step()
+    return TrainingState(model=model, optimizer=optimizer, scheduler=None, extra={})
+
+
+def test_slots_that_would_take_more_than_half_of_the_free_memory_are_not_made(
+    memory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(memory_tier, "_room_bytes", lambda _: 900.0)
+    tier = memory_tier.MemoryTier(memory, Ranks(), Observer(None), SaveConfig())
+    tier.open(small_state(), memory, 2)
+    assert [tier.is_on(2), tier.is_wanted] == [False, False]
+    assert "of 0.0 GB of free memory they may take half; they go to disk only" in caplog.text
+    assert list(memory.glob("*.pt")) == []
+
+
+def test_a_tensor_that_was_replaced_is_noticed_before_anything_is_copied() -> None:
+    state = small_state()
+    bulk = Bulk(state, share=0, share_count=1)
+    assert not bulk.has_moved()
+    bulk.capture()
+    state.model.weight.data = torch.zeros(4, 4)
+    assert bulk.has_moved()
+    with pytest.raises(Unfit, match="has a new place"):
+        bulk.capture()
+
+
+def test_shares_of_the_weights_are_disjoint_whole_and_about_equal() -> None:
+    model = torch.nn.Sequential(*(torch.nn.Linear(30, 30) for _ in range(9)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(30)).sum().backward()
+    optimizer.step()
+    state = TrainingState(model=model, optimizer=optimizer, scheduler=None, extra={})
+    shares = [Bulk(state, share=number, share_count=4) for number in range(4)]
+    names = [name for share in shares for name in share.parts["weights"]["parameters"]]
+    assert sorted(names) == sorted(name for name, _ in model.named_parameters())
+    sizes = [share.size_bytes for share in shares]
+    assert max(sizes) < 1.6 * min(sizes)
