@@ -131,6 +131,43 @@ def test_a_rank_that_shows_as_unfinished_what_its_peers_passed_long_ago_has_a_gp
     assert verdict.ranks == (2,)
 
 
+def test_one_unfinished_operation_that_peers_passed_is_inside_it_and_two_in_two_groups_are_a_gpu_fault() -> None:
+    groups = {"0": (0, 1, 2, 3), "1": (0, 1, 2, 3)}
+
+    def rank(*unfinished: str) -> dict[str, Any]:
+        entries = [
+            collective(1, record=1 + int(group), group=group, state="scheduled" if group in unfinished else "completed")
+            for group in groups
+        ]
+        return dump([*entries, stuck(2, record=9)], groups)
+
+    healthy = {r: rank() for r in (0, 1, 3)}
+    for unfinished, trouble in ((("0",), Trouble.INSIDE_OP), (("0", "1"), Trouble.GPU_SIDE)):
+        verdict = judged({**healthy, 2: rank(*unfinished)})
+        assert (verdict.trouble, verdict.ranks) == (trouble, (2,))
+
+
+def test_a_second_rank_that_waits_for_nobody_is_named_although_nobody_has_come_to_wait_for_it() -> None:
+    groups = {"0": (0, 1), "1": (1, 2)}
+    dumps = {
+        0: dump([], {"0": groups["0"]}),
+        1: dump([stuck(1, record=1, group="0"), stuck(1, record=2, group="1")], groups),
+        2: dump([collective(0, record=0, group="1")], {"1": groups["1"]}),
+    }
+    verdict = judged(dumps)
+    assert (verdict.trouble, verdict.ranks) == (Trouble.NEVER_ENTERED, (0, 2))
+
+
+def test_a_rank_past_the_place_where_its_peers_wait_has_left_something_out() -> None:
+    groups = {"0": (0, 1, 2), "1": (0, 1, 2)}
+    usual = [collective(1, record=0), collective(1, record=1, group="1"), collective(2, record=2)]
+    peer = dump([*usual, stuck(3, record=3)], groups)
+    early = [stuck(2, record=4, group="1")]
+    verdict = judged({0: peer, 1: peer, 2: dump([*usual, *early], groups)})
+    assert (verdict.trouble, verdict.ranks) == (Trouble.MISMATCH, (2,))
+    assert "left out" in verdict.reason
+
+
 def test_a_rank_that_is_absent_because_it_waits_itself_is_not_blamed() -> None:
     groups = {"0": (0, 1, 2, 3), "1": (2, 3)}
     waits_for_all = dump([*done(2), stuck(3, record=9)], {"0": groups["0"]})

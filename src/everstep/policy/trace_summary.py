@@ -22,7 +22,7 @@ _SIZES_MAY_DIFFER = re.compile(r"all_?to_?all|scatter$|^gather|_v$|_oop$|^all_ga
 _LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib/python|<frozen ")
 _TAIL_MAX = 96
 _HISTORY_MAX = 24
-_SCAN_MIN = 256
+_SCAN_MIN = 128
 _FRAMES_MAX = 6
 NO_MEMBERS = "?"
 """The identity of a member list that the recorder does not give."""

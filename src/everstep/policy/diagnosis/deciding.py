@@ -14,7 +14,7 @@ from everstep.policy.diagnosis.disagreements import creation_conflicts, disagree
 from everstep.policy.diagnosis.finding import PRIORITY, Finding, last_line, operation_text
 from everstep.policy.diagnosis.picture import waiting_arrows
 from everstep.policy.diagnosis.situation import Situation, survey
-from everstep.policy.diagnosis.suspects import findings_of_lagging, findings_of_sinks
+from everstep.policy.diagnosis.suspects import findings_of_idle, findings_of_lagging, findings_of_sinks
 from everstep.policy.diagnosis.waits import Waits, backward, blocked_by, drop_doubts, trace_waits
 from everstep.policy.wording import name_ranks
 
@@ -84,6 +84,7 @@ def _found(situation: Situation, waits: Waits) -> list[Finding]:
     findings = [*creation_conflicts(situation), *disagreements(situation)]
     findings += findings_of_sinks(waits)
     findings += findings_of_lagging(waits)
+    findings += findings_of_idle(waits)
     findings += _halted(situation, waits)
     findings.sort(key=_rank_of_finding)
     if len(findings) > 1:

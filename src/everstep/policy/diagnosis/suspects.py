@@ -52,6 +52,37 @@ def findings_of_lagging(waits: Waits) -> Iterator[Finding]:
         yield _lagging(situation, place, fact)
 
 
+def findings_of_idle(waits: Waits) -> Iterator[Finding]:
+    """Ranks with nothing unfinished that have not entered what a peer has enqueued behind its own wait.
+
+    Nobody waits for them yet; they would be next. With two faults at once the second one often shows only so.
+    """
+    situation = waits.situation
+    for place, trace in enumerate(situation.traces):
+        if trace.blocked_order >= 0 or waits.waited_for[place] or place in situation.stopped:
+            continue
+        if trace.host_state is HostState.IN_OPERATION:
+            continue
+        for part in trace.groups:
+            group = situation.groups[(part.name, part.members)]
+            if group.frontier < 0 or (not part.counted and group.messages):
+                continue
+            newest = max(other.enqueued for _, other in group.seen if other.counted)
+            if newest > part.enqueued:
+                yield Finding(
+                    trouble=Trouble.NEVER_ENTERED,
+                    nodes=[place],
+                    ranks=(trace.rank,),
+                    what=f"waits for nobody and has not entered number {part.enqueued + 1} of {group}, "
+                    f"which is queued at its peers{_occupation(trace.stack)}",
+                    evidence=(f"its peers have enqueued up to number {newest} of {group}",),
+                    operation=operation_text(situation, group, part.enqueued + 1),
+                    group=group,
+                    stack=last_line(situation, place),
+                )
+                break
+
+
 def _lagging(situation: Situation, place: int, fact: str) -> Finding:
     return Finding(
         trouble=Trouble.GPU_SIDE,
