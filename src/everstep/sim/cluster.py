@@ -178,7 +178,7 @@ class Cluster:
                 case StopWorkers() if order.attempt == self._attempt and "stop" not in self._answered:
                     self._answered.add("stop")
                     self._stop()
-                case DismissSuspicion() if order.host == self._fleet.agents[0]:
+                case DismissSuspicion() if order.host == self._duty.working[0]:
                     progress = self._progress
                     again_s = self._draw("detect_silence") * order.deadline_factor
                     self._after(again_s, lambda p=progress: self._suspect(p))  # type: ignore[misc]
