@@ -223,6 +223,7 @@ def main() -> int:
             text = f"{name} broke off: {type(error).__name__}: {error}"
             print(text, file=sys.stderr)
             outcomes[name] = Outcome(bars=(Bar(name=name, value=None, unit="", limit=0, spread=text),))
+        print(table(outcomes[name].bars), file=sys.stderr)  # an interrupted run has told what it has
     bars = [bar for outcome in outcomes.values() for bar in outcome.bars]
     print(table(bars))
     for outcome in outcomes.values():
