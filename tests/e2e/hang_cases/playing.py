@@ -13,6 +13,7 @@ from everstep.adapters.ledger_file import read_entries
 from everstep.domain.commands import DismissSuspicion, RecordVerdict
 from everstep.domain.errors import EverstepError
 from everstep.domain.events import EvidenceCollected, StallSuspected, WorkerExited
+from everstep.domain.verdicts import Trouble
 from everstep.policy.hang import locate_hang
 
 JOB = Path(__file__).with_name("job.py")
@@ -64,8 +65,8 @@ def play(case: Case, *, seed: int, run_dir: Path, within_s: float = 120.0) -> Sa
             while process.poll() is None and time.monotonic() < begun_s + within_s:
                 time.sleep(_BETWEEN_LOOKS_S)
                 said = heard(run_dir, case)
-                if said.borne and case.troubles:
-                    break
+                if said.borne and case.troubles and said.trouble not in (Trouble.UNKNOWN, Trouble.SLOW):
+                    break  # while nobody knows, the job is looked at again: on a busy machine all may still be at work
         finally:
             code = process.poll()
             if code is None:
@@ -106,15 +107,18 @@ def heard(run_dir: Path, case: Case) -> Said:
             reason=end.verdict.reason,
             verdict_s=end.at_s - (end.detected_at_s or began_s),
         )
-    dismissed = next((b for b in bodies if isinstance(b, DismissSuspicion)), None)
-    pairs = [b for b in bodies if isinstance(b, EvidenceCollected)][:2]
-    if dismissed is None or len(pairs) < 2 or not case.troubles:
+    dismissed = [b for b in bodies if isinstance(b, DismissSuspicion)][-1:]
+    pairs = [
+        b for b in bodies if isinstance(b, EvidenceCollected) and dismissed and b.incident == dismissed[0].incident
+    ]
+    if len(pairs) < 2 or not case.troubles:
         return Said()  # a healthy job may be suspected, and must not be judged
     finding = locate_hang(pairs[0].summaries, pairs[1].summaries, apart_s=pairs[1].at_s - pairs[0].at_s).verdict
+    suspected_s = [b.at_s for b in bodies if isinstance(b, StallSuspected) and b.at_s <= pairs[0].at_s]
     return Said(
         trouble=str(finding.trouble),
         ranks=frozenset(finding.ranks),
         reason=finding.reason,
-        verdict_s=dismissed.at_s - began_s,
+        verdict_s=dismissed[0].at_s - suspected_s[-1],
         borne=True,
     )
