@@ -197,9 +197,9 @@ def _silent(waits: Waits, node: int) -> Finding:
     missed = waits.kept_by.get(node, [])
     named = _keeps_busiest(waits, node)
     only_silent = all(any(map(waits.is_silent, sink)) for sink in waits.sinks)
-    if not named and only_silent and _missed_alone(waits, node):
+    if not named and only_silent and node in waits.alone:
         others = [one for sink in waits.sinks for one in sink if one != node and waits.is_silent(one)]
-        named = not any(_keeps_busiest(waits, one) or _missed_alone(waits, one) for one in others)
+        named = not any(one in waits.alone for one in others)
     stuck = max(missed, key=lambda one: len(one.waiting), default=None)
     operation = operation_text(situation, stuck.group, stuck.seq, stuck.waiting) if stuck else ""
     return Finding(
@@ -217,14 +217,9 @@ def _silent(waits: Waits, node: int) -> Finding:
     )
 
 
-def _missed_alone(waits: Waits, node: int) -> bool:
-    """Whether something waits for it and for nobody else."""
-    return any(len(stuck.keeping) == 1 for stuck in waits.kept_by.get(node, ())) or any(
-        pair.keeping == node for pair in waits.pairs
-    )
-
-
 def _keeps_busiest(waits: Waits, node: int) -> bool:
+    if node not in waits.alone:
+        return False
     busiest = _busiest(waits.situation, waits.rank_of(node))
     alone = (stuck for stuck in waits.kept_by.get(node, ()) if len(stuck.keeping) == 1)
     return any(stuck.group is busiest for stuck in alone)

@@ -68,6 +68,7 @@ class Waits:
         sinks: components that lead nowhere else and that somebody waits for.
         waited_for: for each node whether anything leads to it.
         kept_by: for each rank's node the collectives that it keeps from ending.
+        alone: nodes of ranks for which something waits, and for nobody else.
         doubtful: for ranks in a batch of which one peer shows nothing, the rest of the batch. That peer may as well be
             done: the members of a batch show as unfinished until the last one ends.
         blind: traces that wait for something the recorder does not show.
@@ -83,6 +84,7 @@ class Waits:
     waited_for: bytearray = field(default_factory=bytearray)
     kept_by: dict[int, list[Stuck]] = field(default_factory=dict)
     doubtful: dict[int, list[Pair]] = field(default_factory=dict)
+    alone: set[int] = field(default_factory=set)
 
     def rank_of(self, node: int) -> Rank:
         count = len(self.situation.traces)
@@ -259,6 +261,8 @@ def _excuse_the_silent(waits: Waits, silent_node: dict[Rank, int]) -> None:
 
 
 def _find_sinks(waits: Waits) -> None:
+    waits.alone = {pair.keeping for pair in waits.pairs}
+    waits.alone.update(stuck.keeping[0] for stuck in waits.stuck if len(stuck.keeping) == 1)
     found = components(waits.edges)
     number = [0] * len(waits.edges)
     for place, component in enumerate(found):
