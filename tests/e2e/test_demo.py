@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,11 @@ def test_a_short_demo_recovers_from_a_kill_and_a_freeze_with_identical_weights(t
 
 def test_ctrl_c_ends_the_demo_with_the_code_for_it(tmp_path: Path) -> None:
     demo = subprocess.Popen(
-        [*EVERSTEP, "--workers", "2", "--run-dir", str(tmp_path / "demo")], stderr=subprocess.PIPE, text=True
+        [*EVERSTEP, "--workers", "2", "--run-dir", str(tmp_path / "demo")],
+        stderr=subprocess.PIPE,
+        text=True,
+        # a job in the background ignores Ctrl-C; nothing of this test runs in threads
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     assert demo.stderr is not None
     for line in demo.stderr:

@@ -40,7 +40,8 @@ class Image:
 
     def copy_in(self, tensors: Sequence[Tensor]) -> None:
         """Overwrite the tensors with others of the same sizes, in the same order. Waits for the devices."""
-        torch._foreach_copy_(self._views, list(tensors))
+        if self._views:  # a small model leaves some ranks without a share
+            torch._foreach_copy_(self._views, list(tensors))
 
     def _populate(self) -> None:
         """Map the pages now: the first save would take several times as long."""
