@@ -4,6 +4,7 @@ import argparse
 import importlib
 import logging
 import sys
+import traceback
 from typing import NoReturn
 
 import everstep
@@ -46,6 +47,10 @@ def main(arguments: list[str] | None = None) -> int:
     except EverstepError as error:
         sys.stderr.write(f"everstep: {error}\n")
         return int(error.exit_code)
+    except Exception:  # outermost frame
+        sys.stderr.write(traceback.format_exc())
+        sys.stderr.write("everstep: this is a defect of everstep; please report it with the lines above\n")
+        return int(ExitCode.INTERNAL)
     return int(code)
 
 

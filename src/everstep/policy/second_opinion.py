@@ -63,12 +63,16 @@ def _open_to_doubt(verdict: Verdict, now: dict[Rank, RankSummary]) -> bool:
 
 
 def _ask(traces: Sequence[RankTrace], now: Sequence[RankSummary]) -> HangVerdict:
-    return diagnose(
-        [replace(trace, groups=without_creations(trace)) for trace in traces],
-        [membership for summary in now for membership in summary.memberships],
-        expected_ranks=[summary.rank for summary in now],
-        moved=(),
-    )
+    """The analyser's verdict. A defect in it must not take a running job along: then it knows nothing, and says so."""
+    try:
+        return diagnose(
+            [replace(trace, groups=without_creations(trace)) for trace in traces],
+            [membership for summary in now for membership in summary.memberships],
+            expected_ranks=[summary.rank for summary in now],
+            moved=(),
+        )
+    except (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        return HangVerdict(trouble=Trouble.UNKNOWN, reason=f"The analyser failed ({type(error).__name__}: {error}).")
 
 
 def _verdict(found: HangVerdict, now: dict[Rank, RankSummary]) -> Verdict:
