@@ -4,7 +4,6 @@ import json
 import signal
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -33,8 +32,6 @@ def test_ctrl_c_ends_the_demo_with_the_code_for_it(tmp_path: Path) -> None:
         [*EVERSTEP, "--workers", "2", "--run-dir", str(tmp_path / "demo")],
         stderr=subprocess.PIPE,
         text=True,
-        # a job in the background ignores Ctrl-C; nothing of this test runs in threads
-        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
     )
     assert demo.stderr is not None
     for line in demo.stderr:
