@@ -8,7 +8,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,7 +90,7 @@ def send_signal(pid: int, number: int) -> bool:
 
 
 class Watch:
-    """Children whose ends are seen at once, through pidfds. `with` closes it."""
+    """Children whose ends are seen at once, through pidfds. `close` lets go of them."""
 
     def __init__(self) -> None:
         self._poll = select.poll()
@@ -165,9 +165,8 @@ def processes_of_run(run: str, *, besides: Collection[int] = ()) -> list[int]:
     return found
 
 
-def kill_run(run: str, *, besides: Collection[int] = (), reap_pid: Callable[[int], object] = reap) -> Sequence[int]:
+def kill_run(run: str, *, besides: Collection[int] = ()) -> Sequence[int]:
     """SIGKILL every process of the run until none is left, orphans of orphans too. Returns those that would not die."""
-    mine = os.getpid()
     left: list[int] = []
     for _ in range(_SWEEP_ROUNDS):
         left = [pid for pid in processes_of_run(run, besides=besides) if read_stat(pid).state is not ProcessState.GONE]
@@ -177,18 +176,20 @@ def kill_run(run: str, *, besides: Collection[int] = (), reap_pid: Callable[[int
             send_signal(pid, signal.SIGKILL)
         time.sleep(_SWEEP_PAUSE_S)
         for pid in left:
-            if parent_of(pid) == mine and read_stat(pid).state is ProcessState.GONE:
-                reap_pid(pid)
+            _reap_ended_child(pid)
     return left
 
 
 def reap_orphans(*, besides: Collection[int] = ()) -> None:
     """Take leave of ended children that nobody here started: orphans that a subreaper inherited."""
-    mine = os.getpid()
     for entry in os.listdir("/proc"):
-        pid = int(entry) if entry.isdigit() else 0
-        if pid and pid not in besides and parent_of(pid) == mine and read_stat(pid).state is ProcessState.GONE:
-            reap(pid)
+        if entry.isdigit() and int(entry) not in besides:
+            _reap_ended_child(int(entry))
+
+
+def _reap_ended_child(pid: int) -> None:
+    if parent_of(pid) == os.getpid() and read_stat(pid).state is ProcessState.GONE:
+        reap(pid)
 
 
 def parent_of(pid: int) -> int:

@@ -5,6 +5,7 @@ import importlib.util
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -89,7 +90,7 @@ def run_job(plan: RunPlan, *, listen: Listener) -> FinishJob:
             _log.warning("--inject is ignored: the faults of a run that is continued stand in its ledger")
         opening = _opening(plan, entries)
         clock = MonotonicClock(start_at_s=opening.start_at_s)
-        with _scratch_folder(opening.run) as scratch:
+        with _scratch_folder() as scratch:
             return _run(plan, opening, _Core(ledger=ledger, clock=clock, job=job, listen=listen), scratch)
 
 
@@ -229,17 +230,14 @@ def _opening(plan: RunPlan, entries: Sequence[Entry]) -> _Opening:
 
 
 @contextlib.contextmanager
-def _scratch_folder(run: str) -> Iterator[Path]:
+def _scratch_folder() -> Iterator[Path]:
     parent = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path("/tmp")
     folder = parent / f"everstep-{os.getuid()}-{secrets.token_hex(4)}"
     folder.mkdir(mode=0o700)
     try:
         yield folder
     finally:
-        for path in sorted(folder.rglob("*"), reverse=True):
-            path.rmdir() if path.is_dir() else path.unlink(missing_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # the guard may have been faster
-            folder.rmdir()
+        shutil.rmtree(folder, ignore_errors=True)  # the guard may have been faster
 
 
 @contextlib.contextmanager
