@@ -6,7 +6,7 @@ TORCH_NCCL_DEBUG_INFO_TEMP_FILE say, and everstep's own `rank-3.2.flight_recorde
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from everstep.domain.errors import ConfigError
@@ -16,6 +16,7 @@ _SNAPSHOT = re.compile(r"snapshot-(\d+)\.json")
 _RANK = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
 _HOST = re.compile(r"(?:^|[_\-.])host[_\-.]?([A-Za-z0-9]+(?:-[A-Za-z0-9]+)*)", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d+)(?!.*\d)")
+_LEADING_NUMBER = re.compile(r"\d+")
 _OTHER_SUFFIXES = frozenset(
     ".txt .log .md .html .page .ring .jsonl .py .csv .yaml .yml .toml .sh .gz .zst .tar .zip .png .svg .tmp .pt".split()
 )
@@ -37,8 +38,11 @@ class DumpFile:
     host: str = ""
 
 
-def find_dump_files(paths: Sequence[Path]) -> tuple[DumpFile, ...]:
+def find_dump_files(paths: Sequence[Path], *, prefix: str = "") -> tuple[DumpFile, ...]:
     """All candidates, in a stable order.
+
+    Args:
+        prefix: as torchfrtrace's: only files with this in their names; digits that follow it are the rank.
 
     Raises:
         ConfigError: a path does not exist, or none of them has a candidate.
@@ -51,12 +55,21 @@ def find_dump_files(paths: Sequence[Path]) -> tuple[DumpFile, ...]:
             files += _in_folder(evidence_of(path))
         else:
             files.append(_classified(path))
+    if prefix:
+        files = [_with_prefix(file, prefix) for file in files if prefix in file.path.name]
     if not files:
         names = ", ".join(map(str, paths))
+        if prefix:
+            raise ConfigError(f"there is no flight recorder dump in {names} with {prefix!r} in its name")
         raise ConfigError(
             f"there is no flight recorder dump in {names}; name the folder that TORCH_FR_DUMP_TEMP_FILE points into"
         )
     return tuple(files)
+
+
+def _with_prefix(file: DumpFile, prefix: str) -> DumpFile:
+    number = _LEADING_NUMBER.match(file.path.name.partition(prefix)[2])
+    return replace(file, rank=int(number[0])) if number and not file.is_snapshot else file
 
 
 def evidence_of(folder: Path) -> Path:

@@ -22,8 +22,11 @@ from everstep.policy.trace_summary import MemberLists, reduce_dump
 
 DUMP_BYTES_MAX = 256 << 20
 """A ring of 20,000 entries with stacks takes 1 MB."""
+_COMMON_MAX = 4096
 _VERSION = re.compile(r"[12]\.\d+")
 _MALFORMED = (ValueError, TypeError, KeyError, AttributeError, IndexError, RecursionError, OverflowError)
+UNUSABLE = (*_MALFORMED, MemoryError, OSError, msgspec.ValidationError)
+"""What reading a file that is no dump, or a torn one, can raise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,13 +91,51 @@ def decode_dump(content: bytes) -> Dump:
     return dump
 
 
-def load_dumps(paths: Sequence[Path], *, dump_bytes_max: int = DUMP_BYTES_MAX) -> LoadedDumps:
-    """Load folders and files: dumps of any prefix, or the evidence that everstep kept.
+def read_dump(path: Path, dump_bytes_max: int) -> Dump:
+    """Read and decode one file.
+
+    Raises:
+        ValueError, OSError: with one clause that says why it can't be used.
+    """
+    size = path.stat().st_size
+    if size > dump_bytes_max:
+        raise ValueError(f"it has {size} bytes, over the limit of {dump_bytes_max}")
+    if size == 0:
+        raise ValueError("it is empty")
+    return decode_dump(path.read_bytes())
+
+
+def rank_of(file: DumpFile, dump: Dump, members: MemberLists) -> Rank:
+    """From the file's content, its name, or as the one rank that is in all of its groups.
+
+    Raises:
+        ValueError: neither tells, or they contradict each other.
+    """
+    if dump.rank is not None:
+        return Rank(dump.rank)
+    common: set[Rank] | None = None
+    for config in dump.pg_config.values():
+        if (membership := members.of(config.ranks)) is not None and len(membership.ranks) <= _COMMON_MAX:
+            common = set(membership.ranks) if common is None else common & set(membership.ranks)
+    if file.rank is not None and (common is None or file.rank in common):
+        return Rank(file.rank)
+    if common and len(common) == 1:
+        return common.pop()
+    if file.rank is not None:
+        raise ValueError(f"its name says rank {file.rank}, and its groups have no such member")
+    raise ValueError("neither its name nor its groups say which rank it is of")
+
+
+def load_dumps(paths: Sequence[Path], *, prefix: str = "", dump_bytes_max: int = DUMP_BYTES_MAX) -> LoadedDumps:
+    """Load folders and files: dumps of any name, or the evidence that everstep kept.
+
+    Args:
+        prefix: only files with this in their names.
 
     Raises:
         ConfigError: a path does not exist, or there is no dump in any of them.
     """
-    files = find_dump_files(paths)
+    files = find_dump_files(paths, prefix=prefix)
     loading = _Loading(dump_bytes_max, read_snapshots([file.path for file in files if file.is_snapshot]))
     with bounded_loading():
         for file in files:
@@ -115,13 +156,8 @@ class _Loading:
 
     def take(self, file: DumpFile) -> None:
         try:
-            size = file.path.stat().st_size
-            if size > self._dump_bytes_max:
-                raise ValueError(f"it has {size} bytes, over the limit of {self._dump_bytes_max}")
-            if size == 0:
-                raise ValueError("it is empty")
-            dump = decode_dump(file.path.read_bytes())
-            rank = self._rank_of(file, dump)
+            dump = read_dump(file.path, self._dump_bytes_max)
+            rank = rank_of(file, dump, self._members)
             facts = self._facts.get(file.snapshot, {}).get(rank, HostFacts())
             trace = reduce_dump(
                 dump,
@@ -132,30 +168,14 @@ class _Loading:
                 stack=facts.stack,
                 exit_code=facts.exit_code,
             )
-        except (*_MALFORMED, MemoryError, OSError, msgspec.ValidationError) as error:
-            self._problems.append(f"{file.path.name} could not be used: {_clause(error)}")
+        except UNUSABLE as error:
+            self._problems.append(f"{file.path.name} could not be used: {clause_of(error)}")
             return
         traces = self._snapshots.setdefault(file.snapshot, {})
         if rank in traces:
             self._problems.append(f"{file.path.name} is another dump of rank {rank}; the first one was kept")
             return
         traces[rank] = trace
-
-    def _rank_of(self, file: DumpFile, dump: Dump) -> Rank:
-        """From the file's content, its name, or as the one rank that is in all of its groups."""
-        if dump.rank is not None:
-            return Rank(dump.rank)
-        common: set[Rank] | None = None
-        for config in dump.pg_config.values():
-            if (membership := self._members.of(config.ranks)) is not None and len(membership.ranks) <= 4096:
-                common = set(membership.ranks) if common is None else common & set(membership.ranks)
-        if file.rank is not None and (common is None or file.rank in common):
-            return Rank(file.rank)
-        if common and len(common) == 1:
-            return common.pop()
-        if file.rank is not None:
-            raise ValueError(f"its name says rank {file.rank}, and its groups have no such member")
-        raise ValueError("neither its name nor its groups say which rank it is of")
 
     def finish(self) -> LoadedDumps:
         self._prefer_rings()
@@ -192,7 +212,8 @@ def _progress(trace: RankTrace) -> tuple[object, ...]:
     return (*groups, trace.blocked_order)
 
 
-def _clause(error: BaseException) -> str:
+def clause_of(error: BaseException) -> str:
+    """Why a file can't be used, without line breaks."""
     if isinstance(error, OSError):
         return error.strerror or str(error)
     return " ".join(str(error).split()) or type(error).__name__

@@ -6,13 +6,16 @@ import sys
 import time
 from pathlib import Path
 
+from everstep.adapters.dump_entries import entries_of
 from everstep.adapters.snapshot_request import is_live, request_snapshot
 from everstep.cli.diagnosing import diagnose
+from everstep.cli.torchfrtrace_flags import add_torchfrtrace_flags, notices
 from everstep.domain.diagnosis import HangVerdict
 from everstep.domain.errors import ConfigError, WorldError
 from everstep.domain.verdicts import Trouble
 from everstep.views.diagnosis_html import diagnosis_html
 from everstep.views.diagnosis_text import diagnosis_json, diagnosis_lines
+from everstep.views.entries_text import entries_header, entry_lines
 
 _POLL_S = 1.0
 _DESCRIPTION = """\
@@ -49,6 +52,7 @@ def add_parser(subparsers: "_Subparsers[argparse.ArgumentParser]") -> None:
     parser.add_argument("--json", action="store_true", help="one JSON document with everything")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page with the picture")
     parser.add_argument("--follow", action="store_true", help="watch the paths, and say when the verdict changes")
+    add_torchfrtrace_flags(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -58,6 +62,8 @@ def run(args: argparse.Namespace) -> int:
         ConfigError: no path was given, or one does not exist or holds no dump.
         WorldError: the HTML file can't be written.
     """
+    for sentence in notices(args):
+        sys.stderr.write(f"everstep: {sentence}\n")
     if args.run and is_live(args.run):
         request_snapshot(args.run)  # its evidence becomes the newest incident of the run directory
     paths = [*args.paths, *([args.run] if args.run else [])]
@@ -66,14 +72,27 @@ def run(args: argparse.Namespace) -> int:
     if args.world_size is not None and args.world_size < 1:
         raise ConfigError("--world-size counts ranks and starts at 1")
     try:
-        if args.follow:
+        if args.just_print_entries:
+            _print_entries(paths, args)
+        elif args.follow:
             _follow(paths, args)
         else:
-            _write(diagnose(paths, world_size=args.world_size), args)
+            _write(diagnose(paths, world_size=args.world_size, prefix=args.prefix), args)
         sys.stdout.flush()
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _print_entries(paths: list[Path], args: argparse.Namespace) -> None:
+    print(entries_header())
+    for one in entries_of(paths, prefix=args.prefix, ranks=args.selected_ranks):
+        if isinstance(one, str):
+            sys.stderr.write(f"everstep: {one}\n")
+            continue
+        rank, entries = one
+        for line in entry_lines(rank, entries, groups=args.pg_filters, stacks=args.print_stack_trace):
+            print(line)
 
 
 def _write(verdict: HangVerdict, args: argparse.Namespace) -> None:
@@ -96,7 +115,7 @@ def _follow(paths: list[Path], args: argparse.Namespace) -> None:
             if state != seen:
                 seen = state
                 try:
-                    verdict = diagnose(paths, world_size=args.world_size)
+                    verdict = diagnose(paths, world_size=args.world_size, prefix=args.prefix)
                 except ConfigError as error:
                     sys.stderr.write(f"everstep: waiting: {error}\n")
                 else:

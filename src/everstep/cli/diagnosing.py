@@ -24,6 +24,7 @@ def diagnose(
     paths: str | PathLike[str] | Iterable[str | PathLike[str]],
     *,
     world_size: int | None = None,
+    prefix: str = "",
     dump_bytes_max: int = DUMP_BYTES_MAX,
 ) -> HangVerdict:
     """Say why a job does not move, from PyTorch flight recorder dumps or the evidence that everstep kept.
@@ -32,6 +33,7 @@ def diagnose(
         paths: a folder or file, or several: dumps of any torchrun job, pickle or JSON, of format 2.1 to 2.10 and any
             file prefix; or a run directory of `everstep run`.
         world_size: how many ranks the job has, where the dumps don't say.
+        prefix: only files with this in their names, as torchfrtrace's `--prefix`; all when empty.
         dump_bytes_max: larger files are not read, and reported.
 
     Returns:
@@ -47,7 +49,7 @@ def diagnose(
         (<Trouble.NEVER_ENTERED: 'never_entered'>, (275,))
     """
     given: Sequence[str | PathLike[str]] = [paths] if isinstance(paths, str | PathLike) else list(paths)
-    loaded = load_dumps([Path(path) for path in given], dump_bytes_max=dump_bytes_max)
+    loaded = load_dumps([Path(path) for path in given], prefix=prefix, dump_bytes_max=dump_bytes_max)
     with without_collections():
         verdict = judge_creation(loaded.traces) or decide(
             [replace(trace, groups=without_creations(trace)) for trace in loaded.traces],

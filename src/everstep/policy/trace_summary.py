@@ -235,6 +235,11 @@ def stack_identity(frames: Any) -> str:
     return " < ".join(own or [_line(frame) for frame in frames[:_FRAMES_MAX] if isinstance(frame, dict)])
 
 
+def call_lines(frames: Any) -> list[str]:
+    """All lines of a recorded stack, innermost first."""
+    return [_line(frame) for frame in frames or () if isinstance(frame, dict)]
+
+
 @lru_cache(maxsize=4096)
 def _is_library(filename: str) -> bool:
     return _LIBRARY.search(filename) is not None
