@@ -219,7 +219,7 @@ def small_state() -> TrainingState:
 def test_slots_that_would_take_more_than_half_of_the_free_memory_are_not_made(
     memory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(memory_tier, "_room_bytes", lambda _: 900.0)
+    monkeypatch.setattr(memory_tier, "room_bytes", lambda _: 900.0)
     tier = memory_tier.MemoryTier(memory, Ranks(), Observer(None), SaveConfig())
     tier.open(small_state(), memory, 2)
     assert [tier.is_on(2), tier.is_wanted] == [False, False]

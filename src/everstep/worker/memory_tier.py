@@ -6,11 +6,9 @@ why once, and checkpoints go to disk alone.
 
 import hashlib
 import logging
-import math
 import os
-import shutil
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -18,7 +16,6 @@ import torch
 
 from everstep.adapters.memory_slots import (
     FACTS_BYTES_MAX,
-    JOB_NAME,
     SLOT_COUNT,
     RankSlots,
     SavePages,
@@ -35,14 +32,15 @@ from everstep.policy.checkpoints import Slot, SlotState, committed_steps, slot_t
 from everstep.worker.checkpoint_manifest import Manifest, folder_name
 from everstep.worker.checkpoint_schedule import SaveConfig
 from everstep.worker.memory_image import Image, lay_out, lay_out_like, remove, write_rest
+from everstep.worker.memory_pace import Pace
+from everstep.worker.memory_room import room_bytes
 from everstep.worker.memory_state import Bulk, Unfit, shares_of
 from everstep.worker.observer import Observer
 from everstep.worker.ranks import Ranks
+from everstep.worker.saver_order import SaverOrder, order_saver
 from everstep.worker.state import OWN, TrainingState
 
 _log = logging.getLogger(__name__)
-STALL_SHARE = 0.01
-"""Saving to memory may take at most this share of the time of training."""
 _ROOM_SHARE = 0.5
 """The slots of all ranks may take at most this share of the memory that is free."""
 _ASSUMED_BYTES_PER_S = 2e9
@@ -52,24 +50,6 @@ _AHEAD_STEPS = 32
 """How far ahead a new stride is announced: no rank of a job that trains together is that far from another."""
 _SILENT_SAVES_MAX = 8
 _WAIT_FOR_STEP_MAX = 16
-STRIDE_MAX = 100_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaverOrder:
-    """What rank 0 tells the saver, in job.json.
-
-    Attributes:
-        directory: where checkpoints go.
-        every_steps, every_s, keep: as in `SaveConfig`.
-    """
-
-    directory: str
-    world_size: int
-    every_steps: int | None
-    every_s: float
-    keep: int
-    attempt: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +90,7 @@ class MemoryTier:
         self._images: list[Image] = []
         self._headers: list[RankSlots] = []
         self._pages: SavePages | None = None
-        self._pace = _Pace()
+        self._pace = Pace()
         self._saves_told = self._failures_told = 0
         self._deferred = 0
         self._saved_since_commit = self._committed = 0
@@ -245,7 +225,7 @@ class MemoryTier:
         assert self._folder is not None
         need = SLOT_COUNT * sum(bid.size_bytes for bid in bids)
         there = sum(path.stat().st_size for path in self._folder.iterdir())
-        room = _room_bytes(self._folder)
+        room = room_bytes(self._folder)
         if need - there > room * _ROOM_SHARE:
             return _Opening(
                 problem=f"{SLOT_COUNT} slots for each of {len(bids)} ranks take {need / 1e9:.1f} GB, and of "
@@ -303,9 +283,7 @@ class MemoryTier:
             keep=self._config.keep,
             attempt=self._observer.paths.attempt if self._observer.paths else 0,
         )
-        fresh = self._folder / f"{JOB_NAME}.new"
-        fresh.write_bytes(msgspec.json.encode(asdict(order)))
-        fresh.rename(self._folder / JOB_NAME)
+        order_saver(self._folder, order)
 
     def _start_plan(self, step: int, stride: int) -> None:
         assert self._pages is not None
@@ -401,54 +379,6 @@ class MemoryTier:
         )
         self._pages.write_plan(later)
         self._pace.restart(step)
-
-
-class _Pace:
-    """Measures what a save to memory costs beside a step."""
-
-    def __init__(self) -> None:
-        self._stalls_s: list[float] = []
-        self._since_s = 0.0
-        self._since_step = -1
-        self._stalled_s = 0.0
-
-    def begin(self, step: int) -> None:
-        """Measure from here, once."""
-        if self._since_step < 0:
-            self.restart(step)
-
-    def restart(self, step: int) -> None:
-        self._since_s, self._since_step, self._stalled_s = time.monotonic(), step, 0.0
-        self._stalls_s = []
-
-    def saved(self, step: int, stall_s: float) -> None:
-        self.begin(step)
-        self._stalls_s.append(stall_s)
-        self._stalled_s += stall_s
-
-    def stride(self, step: int, assumed_s: float | None) -> int | None:
-        """Steps between two saves for the allowed share of time; None while too little is known."""
-        steps = step - self._since_step
-        if self._since_step < 0 or steps < 1 or (assumed_s is None and len(self._stalls_s) < 5):
-            return None
-        step_s = max((time.monotonic() - self._since_s - self._stalled_s) / steps, 1e-6)
-        stalls = sorted(self._stalls_s[1:])  # the first one touches pages
-        stall_s = stalls[len(stalls) // 2] if assumed_s is None else assumed_s
-        return min(STRIDE_MAX, max(1, math.ceil(stall_s / (STALL_SHARE * step_s))))
-
-
-def _room_bytes(folder: Path) -> float:
-    """Memory that may still be taken: of the file system, of the machine, of the container."""
-    rooms = [float(shutil.disk_usage(folder).free)]
-    lines = Path("/proc/meminfo").read_text().splitlines()
-    rooms += [int(line.split()[1]) * 1024.0 for line in lines if line.startswith("MemAvailable:")]
-    try:
-        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        if limit != "max":
-            rooms.append(float(limit) - float(Path("/sys/fs/cgroup/memory.current").read_text()))
-    except (OSError, ValueError):
-        rooms.append(math.inf)
-    return min(rooms)
 
 
 def _first_line(path: Path) -> str:
