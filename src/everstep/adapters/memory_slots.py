@@ -23,9 +23,8 @@ _CRC = struct.Struct("<I")
 _FACTS_AT = _HEADER.size + _CRC.size
 FACTS_BYTES_MAX = HEADER_BYTES - _FACTS_AT
 _PLAN = struct.Struct("<QQQQI")  # from step, stride, later from step, later stride, world size
-_WORD = struct.Struct(
-    "<QQQdQQQQ"
-)  # pinned step, durable step, its bytes and seconds, saves, failures, failed step, pid
+_WORD = struct.Struct("<QQQdQQQQQQ")
+# pinned step, durable step, its bytes and seconds, saves, failures, failed step, pid, when work began and last moved
 PLAN_NAME, WORD_NAME, JOB_NAME = "plan", "saver", "job.json"
 _PAGE = 4096
 
@@ -209,6 +208,8 @@ class SaverWord:
         pinned: the step it is reading, whose slots stay; 0 when none.
         durable: the newest step that it made durable, with its size and the seconds it took.
         saves, failures: how many of each so far; `failed` is the step of the last failure.
+        began_ns, moved_ns: CLOCK_MONOTONIC when the work with the disk that is under way began, and when the disk last
+            answered; 0 when none is under way. They are written before the disk is asked, so they tell of a hung one.
     """
 
     pinned: int = 0
@@ -219,6 +220,12 @@ class SaverWord:
     failures: int = 0
     failed: int = 0
     pid: int = 0
+    began_ns: int = 0
+    moved_ns: int = 0
+
+    def silent_s(self, now_ns: int) -> float:
+        """For how long the disk has not answered; 0 when nobody asked it anything."""
+        return max(0, now_ns - self.moved_ns) / 1e9 if self.moved_ns else 0.0
 
 
 class SavePages:
@@ -249,7 +256,7 @@ class SavePages:
         )
 
     def word(self) -> SaverWord:
-        pinned, durable, size_bytes, took_s, saves, failures, failed, pid = _read(self._word, _WORD)
+        pinned, durable, size_bytes, took_s, saves, failures, failed, pid, began, moved = _read(self._word, _WORD)
         return SaverWord(
             pinned=int(pinned),
             durable=int(durable),
@@ -259,6 +266,8 @@ class SavePages:
             failures=int(failures),
             failed=int(failed),
             pid=int(pid),
+            began_ns=int(began),
+            moved_ns=int(moved),
         )
 
     def write_word(self, word: SaverWord) -> None:
@@ -273,6 +282,8 @@ class SavePages:
                 word.failures,
                 word.failed,
                 word.pid,
+                word.began_ns,
+                word.moved_ns,
             ),
         )
 

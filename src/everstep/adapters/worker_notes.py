@@ -12,7 +12,10 @@ from everstep.domain.errors import EvidenceError
 from everstep.domain.events import Event
 from everstep.domain.progress import PageView
 
-_ALLOWED = {b"WorkerReady", b"CheckpointSaved", b"CheckpointRestored", b"CheckpointRefused", b"CheckpointFailed"}
+_ALLOWED = {
+    b"WorkerReady",
+    *(b"CheckpointSaved", b"CheckpointRestored", b"CheckpointRefused", b"CheckpointFailed", b"CheckpointDelayed"),
+}
 """What a worker may say: a user's process must not be able to end the job or rewrite its beginning."""
 
 

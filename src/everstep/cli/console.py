@@ -6,9 +6,11 @@ from collections.abc import Callable
 from everstep.domain.commands import Command, DismissSuspicion, FinishJob, RecordVerdict, StartWorkers
 from everstep.domain.errors import ExitCode
 from everstep.domain.events import (
+    CheckpointDelayed,
     CheckpointFailed,
     CheckpointRefused,
     CheckpointRestored,
+    CheckpointSaved,
     Event,
     FaultInjected,
     RunResumed,
@@ -54,6 +56,7 @@ class RunConsole:
         self._say = say
         self._quiet = quiet
         self._report_hint = report_hint
+        self._is_behind = False
 
     def hear(self, body: Event | Command) -> None:
         match body:
@@ -62,7 +65,14 @@ class RunConsole:
             case CheckpointRefused():
                 self._say(f"checkpoint {body.path} is not used: {body.reason}", "bad")
             case CheckpointFailed():
+                self._is_behind = True
                 self._say(f"the save of step {body.step} failed and training goes on: {body.reason}", "bad")
+            case CheckpointDelayed():
+                self._is_behind = True
+                self._say(f"step {body.step} is not durable yet and training goes on: {body.reason}", "bad")
+            case CheckpointSaved() if self._is_behind:
+                self._is_behind = False
+                self._say(f"checkpoints are durable again: step {body.step}, {body.path}", "good")
             case FinishJob():
                 self._end(body)
             case _ if not self._quiet:

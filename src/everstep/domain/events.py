@@ -181,6 +181,34 @@ class CheckpointFailed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointDelayed:
+    """A step is not durable yet because storage, or the mirror, does not answer or refuses; training goes on.
+
+    Attributes:
+        step: the one that waits.
+        waited_s: for how long so far.
+    """
+
+    at_s: float
+    attempt: Attempt
+    step: int
+    waited_s: float
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointMirrored:
+    """A checkpoint is complete in the mirror. `url` is its folder there; `attempt` is 0: the mirror knows of none."""
+
+    at_s: float
+    attempt: Attempt
+    step: int
+    url: str
+    size_bytes: int
+    duration_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerExited:
     """A worker process ended.
 
@@ -316,6 +344,8 @@ Event = (
     | CheckpointRestored
     | CheckpointRefused
     | CheckpointFailed
+    | CheckpointDelayed
+    | CheckpointMirrored
     | WorkerExited
     | StoreLost
     | StallSuspected

@@ -18,6 +18,7 @@ from everstep.domain.commands import (
     StopWorkers,
 )
 from everstep.domain.events import (
+    CheckpointDelayed,
     CheckpointFailed,
     CheckpointRefused,
     CheckpointRestored,
@@ -419,6 +420,8 @@ def _sentence(body: Event | Command) -> str:
             return f"checkpoint {body.path} was refused: {body.reason}"
         case CheckpointFailed():
             return f"the save of step {body.step} failed: {body.reason}"
+        case CheckpointDelayed():
+            return f"step {body.step} is not durable yet: {body.reason}"
         case FinishJob():
             return f"the job ended: {body.summary}"
         case _:

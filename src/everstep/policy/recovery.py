@@ -26,7 +26,9 @@ from everstep.domain.commands import (
 )
 from everstep.domain.errors import ExitCode
 from everstep.domain.events import (
+    CheckpointDelayed,
     CheckpointFailed,
+    CheckpointMirrored,
     CheckpointRefused,
     CheckpointRestored,
     CheckpointSaved,
@@ -182,6 +184,8 @@ class Job:
             case StepsFinished():
                 return self._take_steps(event)
             case WorkerReady() | CheckpointSaved() | CheckpointRestored() | CheckpointRefused() | CheckpointFailed():
+                return ()
+            case CheckpointDelayed() | CheckpointMirrored():
                 return ()
             case WorkerExited():
                 return self._take_exit(event)

@@ -28,9 +28,11 @@ from everstep.worker.durable import sync_folder, write_durably
 from everstep.worker.observer import Observer
 from everstep.worker.ranks import Ranks
 from everstep.worker.state import Parts
+from everstep.worker.storage_watch import Answer, StorageWatch
 
 _log = logging.getLogger(__name__)
 _TEMPORARY = ".tmp-"
+_PROBE_WITHIN_S = 5.0
 _Message = TypeVar("_Message")
 
 
@@ -76,7 +78,8 @@ class Checkpoints:
         self._observer = observer
         self._keep = keep
         self._failure_told = False
-        error = self._try_directory() if ranks.leads else ""
+        self._watch = StorageWatch(observer, rank=ranks.rank)
+        error = self._ask_directory() if ranks.leads else ""
         if error := self._tell(error):
             raise ConfigError(error)
 
@@ -113,9 +116,10 @@ class Checkpoints:
                 saved = Saved(error=plan.error)
             else:
                 mine = {name: part for name, part in parts.items() if not self._same_as_leader(name, part, plan)}
-                written = self._write(temporary, mine)
+                written = self._write(temporary, mine, draft.step)
                 answers = self._ranks.gather(msgspec.json.encode(written))
-                saved = self._commit(temporary, [msgspec.json.decode(a, type=_Written) for a in answers], draft)
+                with self._watch.asking(draft.step, self.attempt):
+                    saved = self._commit(temporary, [msgspec.json.decode(a, type=_Written) for a in answers], draft)
                 saved = self._tell(saved)
         self._report(saved, draft.step, time.monotonic() - started_s)
         return saved
@@ -125,6 +129,18 @@ class Checkpoints:
         return self._tell(number() if self._ranks.leads else 0)
 
     # Saving.
+
+    def _ask_directory(self) -> str:
+        """Why the directory cannot be used at all. A later attempt has trained already: it is told, and trains on."""
+        answer = Answer(self._try_directory, name="directory")
+        if not answer.is_there(_PROBE_WITHIN_S):
+            _log.warning("everstep: %s has not answered for %g s; it goes on", self._directory, _PROBE_WITHIN_S)
+            return ""
+        error = answer.get()
+        if error and self.attempt > (1 if self._observer.paths else 0):
+            _log.warning("everstep: %s; it goes on, and saves there as soon as that works", error)
+            return ""
+        return error
 
     def _try_directory(self) -> str:
         probe = self._directory / f"{_TEMPORARY}probe"
@@ -143,9 +159,10 @@ class Checkpoints:
         plan = _Plan(step=step)
         if self._ranks.leads:
             try:
-                if temporary.exists():
-                    shutil.rmtree(temporary)
-                temporary.mkdir()
+                with self._watch.asking(step, self.attempt):
+                    if temporary.exists():
+                        shutil.rmtree(temporary)
+                    temporary.mkdir(parents=True)
             except OSError as error:
                 plan = _Plan(step=step, error=f"{temporary.name}: {error.strerror}")
             if self._ranks.world_size > 1 and not plan.error:
@@ -161,11 +178,11 @@ class Checkpoints:
     def _same_as_leader(self, name: str, part: dict[str, Any], plan: _Plan) -> bool:
         return not self._ranks.leads and name in plan.digests and plan.digests[name] == digest_of(part)
 
-    def _write(self, folder: Path, parts: Parts) -> _Written:
+    def _write(self, folder: Path, parts: Parts, step: int) -> _Written:
         name = manifests.file_name(self._ranks.rank)
         try:
-            with (folder / name).open("xb", buffering=0) as file:
-                sink = Sink(file, self._observer.beat)
+            with self._watch.asking(step, self.attempt), (folder / name).open("xb", buffering=0) as file:
+                sink = Sink(file, self._watch.moved)
                 torch.save(parts, cast("IO[bytes]", sink))
                 sink.finish()
                 os.fsync(file.fileno())

@@ -4,6 +4,7 @@ It looks at the pages in the run's folder several times a second; nobody waits f
 closes, the run is over: it makes the newest complete state durable, removes the folder and ends.
 """
 
+import contextlib
 import dataclasses
 import logging
 import mmap
@@ -13,6 +14,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -70,7 +72,8 @@ class Saver:
         self._folder = folder
         self._pages = SavePages(folder)
         word = self._pages.word()
-        self._word = dataclasses.replace(word, pinned=0, pid=os.getpid())  # a dead saver's pin holds nothing
+        # A dead saver's pin holds nothing, and its disk keeps nobody waiting.
+        self._word = dataclasses.replace(word, pinned=0, pid=os.getpid(), began_ns=0, moved_ns=0)
         self._pages.write_word(self._word)
         self._job: SaverJob | None = None
         self._job_stamp = 0
@@ -99,7 +102,9 @@ class Saver:
         if self._job is None:
             return
         for step in self._committed():
-            if step <= max(self._word.durable, *self._on_disk(Path(self._job.directory)), 0):
+            with self._asking_the_disk():
+                on_disk = self._on_disk(Path(self._job.directory))
+            if step <= max(self._word.durable, *on_disk, 0):
                 return
             if self._save(step):
                 return
@@ -116,12 +121,13 @@ class Saver:
         self._job, self._job_stamp = job, stamp
         self._spoilt.clear()
         self._headers = [RankSlots(self._folder, rank) for rank in range(job.world_size)]
-        on_disk = self._on_disk(Path(job.directory))
+        with self._asking_the_disk():
+            on_disk = self._on_disk(Path(job.directory))
+            with contextlib.suppress(OSError):
+                for leftover in Path(job.directory).glob(f"{TEMPORARY}*"):
+                    shutil.rmtree(leftover, ignore_errors=True)
         # A job may have gone back to an older step; then newer ones than that are none of its own.
-        self._word = dataclasses.replace(self._word, durable=on_disk[0] if on_disk else 0)
-        self._pages.write_word(self._word)
-        for leftover in Path(job.directory).glob(f"{TEMPORARY}*"):
-            shutil.rmtree(leftover, ignore_errors=True)
+        self._say(dataclasses.replace(self._word, durable=on_disk[0] if on_disk else 0))
 
     def _committed(self) -> list[int]:
         found = committed_steps([headers.slots() for headers in self._headers])
@@ -135,8 +141,12 @@ class Saver:
 
     def _save(self, step: int) -> bool:
         assert self._job is not None
+        with self._asking_the_disk(step):
+            return self._try_to_save(step)
+
+    def _try_to_save(self, step: int) -> bool:
+        assert self._job is not None
         started_s = time.monotonic()
-        self._say(dataclasses.replace(self._word, pinned=step))
         temporary = Path(self._job.directory) / f"{TEMPORARY}{manifests.folder_name(step)}-{os.getpid()}"
         word, error = self._word, ""
         try:
@@ -157,12 +167,27 @@ class Saver:
             self._failed_in_a_row += 1
         if error:
             shutil.rmtree(temporary, ignore_errors=True)
-            (self._folder / "saver.error").write_text(f"{error}\n")
+            with contextlib.suppress(OSError):  # a full /dev/shm must not end the saver
+                (self._folder / "saver.error").write_text(f"{error}\n")
             word = dataclasses.replace(word, failures=word.failures + 1, failed=step)
-        self._say(dataclasses.replace(word, pinned=0))
+        self._say(dataclasses.replace(word, pinned=0, began_ns=self._word.began_ns, moved_ns=time.monotonic_ns()))
         if word.durable == step:
             self._prune()
         return word.durable == step
+
+    @contextlib.contextmanager
+    def _asking_the_disk(self, pinned: int = 0) -> Iterator[None]:
+        """Say that the disk is asked before it is: whoever looks at the word sees a disk that does not answer."""
+        now_ns = time.monotonic_ns()
+        self._say(dataclasses.replace(self._word, pinned=pinned, began_ns=now_ns, moved_ns=now_ns))
+        try:
+            yield
+        finally:
+            self._say(dataclasses.replace(self._word, pinned=0, began_ns=0, moved_ns=0))
+
+    def _moved(self) -> None:
+        """The disk has answered."""
+        self._say(dataclasses.replace(self._word, moved_ns=time.monotonic_ns()))
 
     def _say(self, word: SaverWord) -> None:
         self._word = word
@@ -179,6 +204,7 @@ class Saver:
         for rank, (slot, header) in enumerate(slots):
             entries.append(self._write_image(temporary, rank, slot, header))
             entries.append(self._write_rest(temporary, rank, slot, header))
+            self._moved()
         if [(slot, header.step) for slot, header in self._slots_of(step)] != [(s, h.step) for s, h in slots]:
             raise Overtaken
         draft = msgspec.json.decode(slots[0][1].facts, type=Manifest)
@@ -211,6 +237,7 @@ class Saver:
         def look(piece: memoryview) -> None:
             seal.update(piece)
             crc.update(piece)
+            self._moved()
 
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
             size_bytes = len(content)
