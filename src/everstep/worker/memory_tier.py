@@ -39,6 +39,7 @@ from everstep.worker.observer import Observer
 from everstep.worker.ranks import Ranks
 from everstep.worker.saver_order import SaverOrder, order_saver
 from everstep.worker.state import OWN, TrainingState
+from everstep.worker.storage_watch import Patience, tell_delay
 
 _log = logging.getLogger(__name__)
 _ROOM_SHARE = 0.5
@@ -92,6 +93,7 @@ class MemoryTier:
         self._pages: SavePages | None = None
         self._pace = Pace()
         self._saves_told = self._failures_told = 0
+        self._disk_patience = Patience()
         self._deferred = 0
         self._saved_since_commit = self._committed = 0
 
@@ -203,6 +205,11 @@ class MemoryTier:
             reason = _first_line(self._folder / "saver.error")
             notes.write(CheckpointFailed(at_s=notes.now_s(), attempt=Attempt(attempt), step=word.failed, reason=reason))
             _log.warning("everstep: %s; training goes on, and the newest state is in memory", reason)
+        silent_s = word.silent_s(time.monotonic_ns())
+        if self._disk_patience.is_over(silent_s, usual_s=word.took_s):
+            step = word.pinned or word.durable
+            reason = f"the disk has not answered for {silent_s:.0f} s; newer steps are in memory only"
+            tell_delay(self._observer, attempt, step=step, waited_s=silent_s, reason=reason)
 
     # Opening.
 
