@@ -38,24 +38,41 @@ class Image:
         self.size_bytes = len(self._memory)
         self._populate()
 
-    def copy_in(self, tensors: Sequence[Tensor]) -> None:
-        """Overwrite the tensors with others of the same sizes, in the same order. Waits for the devices."""
-        if self._views:  # a small model leaves some ranks without a share
-            torch._foreach_copy_(self._views, list(tensors))
+    def copy_in(self, tensors: Sequence[Tensor], *, at: int = 0) -> None:
+        """Overwrite the tensors from number `at` on with others of the same sizes. Waits for the devices."""
+        if tensors:  # a small model leaves some ranks without a share
+            torch._foreach_copy_(self._views[at : at + len(tensors)], list(tensors))
 
-    def _populate(self) -> None:
-        """Map the pages now: the first save would take several times as long."""
+    def equals(self, tensors: Sequence[Tensor], *, at: int = 0) -> bool:
+        """Whether the tensors from number `at` on have the bits of these."""
+        here = self._views[at : at + len(tensors)]
+        return all(torch.equal(_bits(a), _bits(b.cpu())) for a, b in zip(here, tensors, strict=True))
+
+    def span(self) -> tuple[int, int]:
+        """Where the tensors lie in this process: the address of the first page, and the bytes from there."""
         start = min((view.data_ptr() for view in self._views if view.numel()), default=0)
         end = max((view.data_ptr() + view.nbytes for view in self._views if view.numel()), default=0)
         start -= start % mmap.PAGESIZE
+        return start, end - start
+
+    def _populate(self) -> None:
+        """Map the pages now: the first save would take several times as long."""
+        start, size = self.span()
         libc = ctypes.CDLL(None, use_errno=True)
-        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), _MADV_POPULATE_WRITE)  # Linux 5.14; a hint
+        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(size), _MADV_POPULATE_WRITE)  # Linux 5.14; a hint
 
     def fits(self, tensors: Sequence[Tensor]) -> bool:
         return [(t.shape, t.dtype) for t in self._views] == [(t.shape, t.dtype) for t in tensors]
 
     def seal(self) -> int:
         return seal_of(self._memory)
+
+
+def _bits(tensor: Tensor) -> Tensor:
+    """The same memory as integers, so that NaN equals itself."""
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor)
+    return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 
 def lay_out(path: Path, parts: dict[str, Any]) -> None:
