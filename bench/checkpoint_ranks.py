@@ -125,7 +125,7 @@ def everstep_memory(training: Training, directory: Path, spec: dict[str, Any]) -
     state = TrainingState(model=training.model, optimizer=training.optimizer, scheduler=None, extra={})
     memory, ranks = Path(spec["memory"]), Ranks()
     tier = MemoryTier(memory, ranks, current(), SaveConfig(every_steps=spec.get("every_steps", 1)))
-    tier.note_step(0)
+    tier.note_step()
     state.begin_body()
     training.step()
     tier.open(state, directory, 1)

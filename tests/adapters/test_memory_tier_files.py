@@ -11,6 +11,7 @@ from everstep.adapters import memory_folder
 from everstep.adapters.memory_slots import RankSlots, SavePages, SavePlan, SaverWord, SlotHeader, ranks_present
 from everstep.domain.errors import WorldError
 from everstep.policy.checkpoints import SlotState
+from everstep.policy.staging import Course, Way
 
 HEADER = SlotHeader(
     state=SlotState.COMPLETE,
@@ -23,6 +24,10 @@ HEADER = SlotHeader(
     attempt=3,
     facts=b'{"a": 1}',
 )
+
+
+def every(stride: int, way: Way = Way.TRIAL) -> Course:
+    return Course(stride=stride, way=way)
 
 
 def test_a_header_reads_back_from_another_mapping(tmp_path: Path) -> None:
@@ -54,7 +59,7 @@ def test_any_changed_bit_of_a_header_makes_it_no_complete_one(tmp_path: Path) ->
 def test_the_plan_and_the_savers_word_survive_a_writer_that_died_in_the_middle(tmp_path: Path) -> None:
     pages = SavePages(tmp_path)
     assert pages.plan() == SavePlan()
-    plan = SavePlan(from_step=4, stride=3, later_from=40, later_stride=5, world_size=2)
+    plan = SavePlan(from_step=4, course=every(3), later_from=40, later=every(5, Way.OVERLAPPED), world_size=2)
     word = SaverWord(pinned=4, durable=3, size_bytes=9, took_s=0.5, saves=1, failures=2, failed=1, pid=7)
     pages.write_plan(plan)
     pages.write_word(word)
@@ -65,9 +70,9 @@ def test_the_plan_and_the_savers_word_survive_a_writer_that_died_in_the_middle(t
 
 
 def test_a_new_stride_counts_from_where_it_begins() -> None:
-    plan = SavePlan(from_step=4, stride=3, later_from=12, later_stride=5, world_size=2)
+    plan = SavePlan(from_step=4, course=every(3), later_from=12, later=every(5), world_size=2)
     assert [step for step in range(30) if plan.due(step)] == [4, 7, 10, 12, 17, 22, 27]
-    off = SavePlan(from_step=4, stride=3, later_from=12, later_stride=0, world_size=2)
+    off = SavePlan(from_step=4, course=every(3), later_from=12, later=every(0), world_size=2)
     assert [off.is_off(11), off.is_off(12), off.due(15)] == [False, True, False]
 
 
@@ -118,9 +123,11 @@ def test_a_reader_beside_a_busy_writer_never_reads_nothing(tmp_path: Path) -> No
     code = (
         "import sys, pathlib; from everstep.adapters.memory_slots import SavePages, SavePlan\n"
         "pages = SavePages(pathlib.Path(sys.argv[1]))\n"
-        "pages.write_plan(SavePlan(from_step=1, stride=1)); print('ready', flush=True)\n"
+        "from everstep.policy.staging import Course, Way\n"
+        "def every(n): return Course(stride=n, way=Way.TRIAL)\n"
+        "pages.write_plan(SavePlan(from_step=1, course=every(1))); print('ready', flush=True)\n"
         "for n in range(20000):\n"
-        "    pages.write_plan(SavePlan(from_step=n, stride=1 + n))\n"
+        "    pages.write_plan(SavePlan(from_step=n, course=every(1 + n)))\n"
     )
     with subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], stdout=subprocess.PIPE) as writer:
         assert writer.stdout is not None
@@ -128,6 +135,6 @@ def test_a_reader_beside_a_busy_writer_never_reads_nothing(tmp_path: Path) -> No
         pages, seen = SavePages(tmp_path), set()
         while writer.poll() is None:
             plan = pages.plan()
-            assert plan.stride in (plan.from_step + 1, 1)
-            seen.add(plan.stride)
+            assert plan.course.stride in (plan.from_step + 1, 1)
+            seen.add(plan.course.stride)
     assert seen

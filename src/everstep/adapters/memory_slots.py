@@ -14,6 +14,7 @@ from pathlib import Path
 
 from everstep.domain.errors import WorldError
 from everstep.policy.checkpoints import Slot, SlotState
+from everstep.policy.staging import Course, Way
 
 SLOT_COUNT = 3
 HEADER_BYTES = 4096
@@ -22,7 +23,7 @@ _HEADER = struct.Struct("<8sIIQ32sQQIIIII")  # + crc32 of these fields
 _CRC = struct.Struct("<I")
 _FACTS_AT = _HEADER.size + _CRC.size
 FACTS_BYTES_MAX = HEADER_BYTES - _FACTS_AT
-_PLAN = struct.Struct("<QQQQI")  # from step, stride, later from step, later stride, world size
+_PLAN = struct.Struct("<QQBQQBI")  # from step, stride, way, and the same for later; world size
 _WORD = struct.Struct("<QQQdQQQQQQ")
 # pinned step, durable step, its bytes and seconds, saves, failures, failed step, pid, when work began and last moved
 PLAN_NAME, WORD_NAME, JOB_NAME = "plan", "saver", "job.json"
@@ -177,27 +178,31 @@ def ranks_present(folder: Path) -> list[int]:
     return sorted(int(path.name[5:10]) for path in folder.glob("rank-?????.headers"))
 
 
+_NO_COURSE = Course(stride=0, way=Way.TRIAL)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SavePlan:
-    """When to save to memory: every `stride` steps from `from_step`; from `later_from` on, every `later_stride`.
+    """When to save to memory, and how: `course` from `from_step` on; from `later_from` on, `later`.
 
-    A stride of 0 means not at all. Rank 0 writes it, with `later_from` well ahead of every rank.
+    Rank 0 writes it, with `later_from` well ahead of every rank; 0 where nothing else is announced.
     """
 
     from_step: int = 0
-    stride: int = 0
+    course: Course = _NO_COURSE
     later_from: int = 0
-    later_stride: int = 0
+    later: Course = _NO_COURSE
     world_size: int = 0
 
+    def at(self, step: int) -> Course:
+        return self.later if step >= self.later_from > 0 else self.course
+
     def due(self, step: int) -> bool:
-        start, stride = (
-            (self.later_from, self.later_stride) if step >= self.later_from > 0 else (self.from_step, self.stride)
-        )
+        start, stride = self.later_from if step >= self.later_from > 0 else self.from_step, self.at(step).stride
         return stride > 0 and step >= start and (step - start) % stride == 0
 
     def is_off(self, step: int) -> bool:
-        return (self.later_stride if step >= self.later_from > 0 else self.stride) == 0
+        return self.at(step).stride == 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,19 +245,22 @@ class SavePages:
         self._word = _map(folder / WORD_NAME, _PAGE)
 
     def plan(self) -> SavePlan:
-        from_step, stride, later_from, later_stride, world_size = (int(n) for n in _read(self._plan, _PLAN))
+        from_step, stride, way, later_from, later_stride, later_way, world_size = (
+            int(n) for n in _read(self._plan, _PLAN)
+        )
         return SavePlan(
             from_step=from_step,
-            stride=stride,
+            course=Course(stride=stride, way=Way(way)),
             later_from=later_from,
-            later_stride=later_stride,
+            later=Course(stride=later_stride, way=Way(later_way)),
             world_size=world_size,
         )
 
     def write_plan(self, plan: SavePlan) -> None:
+        now, later = plan.course, plan.later
         _write(
             self._plan,
-            _PLAN.pack(plan.from_step, plan.stride, plan.later_from, plan.later_stride, plan.world_size),
+            _PLAN.pack(plan.from_step, now.stride, now.way, plan.later_from, later.stride, later.way, plan.world_size),
         )
 
     def word(self) -> SaverWord:

@@ -189,6 +189,7 @@ class Run:
 
     def evaluating(self) -> AbstractContextManager[None]:
         """Mark an evaluation, which may take longer than a step: `with run.evaluating():`."""
+        self._memory.finish()  # an evaluation may put other weights in for a while
         return self._observer.during(Phase.EVALUATING)
 
     def _iterate(self, feed: Feed, loader: Any, until: int) -> Iterator[Any]:
@@ -212,6 +213,7 @@ class Run:
                 yield batch
             except GeneratorExit:
                 self._left_early, self._save_asked = True, False
+                self._memory.finish()
                 raise
             finally:
                 self._in_body = False
@@ -240,6 +242,7 @@ class Run:
 
     def _rehearse(self, batch: Any) -> Iterator[Any]:
         """Steps for show, so that DDP settles its order of sums; after each everything is as it was before."""
+        self._memory.finish()
         mapped, versions = self._before
         self._before = None, []
         unchanged = mapped is not None and versions == versions_of(self._state)
@@ -262,7 +265,7 @@ class Run:
     def _finish_step(self, until: int) -> None:
         self._step += 1
         self._observer.finish_step(self._step)
-        self._memory.note_step(self._step)
+        self._memory.note_step()
         self._memory.tell_news(self._checkpoints.directory, self._checkpoints.attempt)
         due = self._schedule.due(self._step)
         if self._save_asked or self._step == until:
@@ -284,6 +287,7 @@ class Run:
 
     def _save(self) -> None:
         self._save_asked = False
+        self._memory.finish()
         if self._saved_step == self._step:
             return
         started_s = time.monotonic()

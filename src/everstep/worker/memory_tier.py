@@ -10,9 +10,11 @@ import os
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from everstep.adapters.memory_slots import (
     FACTS_BYTES_MAX,
@@ -29,16 +31,17 @@ from everstep.domain.events import CheckpointFailed, CheckpointSaved
 from everstep.domain.ids import Attempt
 from everstep.domain.phases import Phase
 from everstep.policy.checkpoints import Slot, SlotState, committed_steps, slot_to_write
+from everstep.policy.staging import Course, Pace, Way, way_of
 from everstep.worker.checkpoint_manifest import Manifest, folder_name
 from everstep.worker.checkpoint_schedule import SaveConfig
 from everstep.worker.memory_image import Image, lay_out, lay_out_like, remove, write_rest
-from everstep.worker.memory_pace import Pace
 from everstep.worker.memory_room import room_bytes
 from everstep.worker.memory_state import Bulk, Unfit, shares_of
 from everstep.worker.observer import Observer
 from everstep.worker.ranks import Ranks
 from everstep.worker.saver_order import SaverOrder, order_saver
-from everstep.worker.state import OWN, TrainingState
+from everstep.worker.staging import Staged, Stager, frozen, pin
+from everstep.worker.state import BUFFERS, OWN, REST, TrainingState
 from everstep.worker.storage_watch import Patience, tell_delay
 
 _log = logging.getLogger(__name__)
@@ -92,6 +95,9 @@ class MemoryTier:
         self._headers: list[RankSlots] = []
         self._pages: SavePages | None = None
         self._pace = Pace()
+        self._stager = Stager()
+        self._turn = 0  # saves that were due, alike on every rank
+        self._may_overlap = self._untested = True
         self._saves_told = self._failures_told = 0
         self._disk_patience = Patience()
         self._deferred = 0
@@ -112,7 +118,7 @@ class MemoryTier:
         share, count = shares_of(state.sharing, self._ranks.rank, self._ranks.world_size)
         bid = self._bid(state, share, count)
         bids = [msgspec.json.decode(b, type=_Bid) for b in self._ranks.gather(msgspec.json.encode(bid))]
-        opening = self._tell(self._judge(bids, step) if self._ranks.leads else _Opening())
+        opening = self._tell(self._judge(bids) if self._ranks.leads else _Opening())
         if opening.is_early:
             return
         problem = opening.problem
@@ -127,10 +133,12 @@ class MemoryTier:
             self._order_saver(directory)
             self._start_plan(step, opening.stride)
         self._ranks.broadcast(b"the plan is written")
+        register_optimizer_step_pre_hook(lambda *_: self._hold_writers())
 
-    def note_step(self, step: int) -> None:
-        """A step has ended: measure from the first one on."""
-        self._pace.begin(step)
+    def note_step(self) -> None:
+        """A step has ended; called before anything is saved."""
+        self._pace.copied(waited_s=0.0, busy_s=self._stager.busy_s())
+        self._pace.end_step(time.monotonic())
 
     def due(self, step: int, *, stepped: bool) -> bool:
         """Whether to save to memory now; called once for each step.
@@ -162,22 +170,41 @@ class MemoryTier:
         with self._observer.during(Phase.SAVING):
             self._save(step, own, draft)
 
+    def finish(self) -> None:
+        """Wait until the save under way is whole. Call it before anything but an optimizer changes the state."""
+        try:
+            problem = self._stager.finish()
+        except (Unfit, OSError) as error:
+            self._give_up(f"saving to memory stopped: {error}")
+            return
+        if problem:
+            self._may_overlap = False
+            _log.warning("everstep: rank %d: %s; from now on training waits for each copy", self._ranks.rank, problem)
+
     def _save(self, step: int, own: dict[str, object], draft: Manifest) -> None:
         assert self._bulk is not None
         assert self._pages is not None
-        started_s = time.monotonic()
+        began_s = time.monotonic()
+        self.finish()
+        way = way_of(self._pages.plan().at(step).way, self._turn) if self._may_overlap else Way.IN_LINE
+        self._turn += 1
         slots = [headers.slots() for headers in self._headers]
         slot = slot_to_write(self._ranks.rank, slots, self._pins(slots))
         if slot is not None:
             try:
-                self._write(slot, step, own, draft)
+                self._write(slot, step, own, draft, way)
             except (Unfit, OSError) as problem:
-                self._images = []
                 self._give_up(f"saving to memory stopped at step {step}: {problem}")
                 return
-        self._pace.saved(step, time.monotonic() - started_s)
+        now_s = time.monotonic()
+        self._pace.saved(way, stall_s=now_s - began_s, now_s=now_s)
         if self._ranks.leads:
-            self._adjust(step)
+            self._adjust(step, slots)
+
+    def _hold_writers(self) -> None:
+        """An optimizer is about to step."""
+        if (waited_s := self._stager.hold_writers()) > 0:
+            self._pace.copied(waited_s=waited_s, busy_s=0.0)
 
     def tell_news(self, directory: Path, attempt: int) -> None:
         """What the saver has done since the last call, as notes. For rank 0."""
@@ -222,7 +249,7 @@ class MemoryTier:
             return _Bid(unfit=str(problem))
         return _Bid(size_bytes=self._bulk.size_bytes, layout=self._bulk.layout())
 
-    def _judge(self, bids: list[_Bid], step: int) -> _Opening:
+    def _judge(self, bids: list[_Bid]) -> _Opening:
         if any(bid.is_early for bid in bids):
             return _Opening(is_early=True)
         if unfit := next((bid.unfit for bid in bids if bid.unfit), ""):
@@ -239,7 +266,7 @@ class MemoryTier:
                 f"{room / 1e9:.1f} GB of free memory they may take half"
             )
         stall_s = max(bid.size_bytes for bid in bids) / _ASSUMED_BYTES_PER_S
-        return _Opening(layout=name, stride=self._pace.stride(step, stall_s) or 1)
+        return _Opening(layout=name, stride=self._pace.stride_for(stall_s))
 
     def _lay_out(self) -> str:
         """Make or take over this rank's slots; what went wrong."""
@@ -260,6 +287,7 @@ class MemoryTier:
                     else:
                         lay_out_like(path, model)
                     image = Image(path)
+                pin(image)
                 self._images.append(image)
                 model = path
                 self._observer.beat()
@@ -296,7 +324,9 @@ class MemoryTier:
         assert self._pages is not None
         word = self._pages.word()
         self._saves_told, self._failures_told = word.saves, word.failures
-        self._pages.write_plan(SavePlan(from_step=step, stride=stride, world_size=self._ranks.world_size))
+        self._pages.write_plan(
+            SavePlan(from_step=step, course=Course(stride=stride, way=Way.TRIAL), world_size=self._ranks.world_size)
+        )
 
     def _close(self, problem: str) -> None:
         """The tier stays shut in this attempt; what an earlier one left is not needed any more."""
@@ -317,27 +347,52 @@ class MemoryTier:
 
     # Saving.
 
-    def _write(self, slot: int, step: int, own: dict[str, object], draft: Manifest) -> None:
+    def _write(self, slot: int, step: int, own: dict[str, object], draft: Manifest, way: Way) -> None:
+        """Copy to a slot, or begin to: all that may change before the next step of the optimizer is copied at once."""
         assert self._bulk is not None
-        assert self._folder is not None
         if not self._images:
             return  # given up
         headers, image = self._headers[self._ranks.rank], self._images[slot]
         tensors, small = self._bulk.capture()
-        writing = SlotHeader(state=SlotState.WRITING, step=step, layout=self._layout)
-        headers.write(slot, writing)
-        small[OWN] |= own
-        image.copy_in(tensors)
-        rest_bytes, rest_seal = write_rest(rest_path(self._folder, self._ranks.rank, slot), small)
+        headers.write(slot, SlotHeader(state=SlotState.WRITING, step=step, layout=self._layout))
+        facts = self._facts(draft)
+        if way is Way.IN_LINE:
+            small[OWN] |= own
+            image.copy_in(tensors)
+            self._complete(slot, step, small, facts)
+            return
+        quiet = len(tensors) - len(self._bulk.parts[BUFFERS]) - len(self._bulk.parts[REST])
+        image.copy_in(tensors[quiet:], at=quiet)
+        kept = frozen(small)
+        kept[OWN] |= frozen(own)
+        staged = Staged(
+            image=image,
+            tensors=tensors[:quiet],
+            complete=lambda: self._complete(slot, step, kept, facts),
+            discard=lambda: headers.write(slot, SlotHeader()),
+            is_test=self._untested,
+        )
+        self._untested = False
+        self._stager.begin(staged)
+
+    def _facts(self, draft: Manifest) -> bytes:
         facts = msgspec.json.encode(replace(draft, layout=self._layout))
         if len(facts) > FACTS_BYTES_MAX:
             doubt = "everstep had more doubts than it could keep"
             facts = msgspec.json.encode(replace(draft, layout=self._layout, inexact_because=(doubt,)))
-        headers.write(
+        return facts
+
+    def _complete(self, slot: int, step: int, small: dict[str, Any], facts: bytes) -> None:
+        """The tensors are in the slot: add the rest, and say so. Runs in the thread where copies overlap."""
+        assert self._folder is not None
+        image = self._images[slot]
+        rest_bytes, rest_seal = write_rest(rest_path(self._folder, self._ranks.rank, slot), small)
+        self._headers[self._ranks.rank].write(
             slot,
-            replace(
-                writing,
+            SlotHeader(
                 state=SlotState.COMPLETE,
+                step=step,
+                layout=self._layout,
                 image_bytes=image.size_bytes,
                 rest_bytes=rest_bytes,
                 image_seal=image.seal(),
@@ -359,33 +414,34 @@ class MemoryTier:
 
     def _give_up(self, problem: str) -> None:
         """This rank saves no more, so nothing is complete on all ranks any more; rank 0 sees that and ends the plan."""
+        self._images = []
         _log.warning("everstep: rank %d: %s; checkpoints go to disk only", self._ranks.rank, problem)
 
-    def _adjust(self, step: int) -> None:
-        """Announce another stride where the measured cost asks for it, or the end of the tier where it does no good."""
+    def _adjust(self, step: int, slots: list[list[Slot]]) -> None:
+        """Announce another course where the measured cost asks for it, or the end of the tier where it does no good."""
         assert self._pages is not None
         plan = self._pages.plan()
-        newest = next(iter(committed_steps([headers.slots() for headers in self._headers])), 0)
+        newest = next(iter(committed_steps(slots)), 0)
         self._saved_since_commit = 0 if newest > self._committed else self._saved_since_commit + 1
         self._committed = max(newest, self._committed)
         if step < plan.later_from:
             return  # announced, and not there yet
-        start, stride = (plan.later_from, plan.later_stride) if plan.later_from else (plan.from_step, plan.stride)
-        wanted = self._pace.stride(step, None)
+        start, now = plan.later_from or plan.from_step, plan.at(step)
+        wanted = self._pace.decide(now)
         if self._saved_since_commit >= _SILENT_SAVES_MAX:
-            wanted = 0
+            wanted = Course(stride=0, way=Way.IN_LINE)
             _log.warning("everstep: no save to memory was complete on all ranks of late; checkpoints go to disk only")
-        if wanted is None or (wanted and stride * 0.7 <= wanted <= stride * 1.3):
+        if wanted == now:
             return
         later = SavePlan(
             from_step=start,
-            stride=stride,
-            later_from=step + max(_AHEAD_STEPS, 4 * stride),
-            later_stride=wanted,
+            course=now,
+            later_from=step + max(_AHEAD_STEPS, 4 * now.stride),
+            later=wanted,
             world_size=plan.world_size,
         )
         self._pages.write_plan(later)
-        self._pace.restart(step)
+        self._pace.announced()
 
 
 def _first_line(path: Path) -> str:
