@@ -126,3 +126,29 @@ def test_a_worker_that_is_asked_before_it_has_registered_lives_and_answers_later
         timeout=60,
     )
     assert (done.returncode, done.stdout) == (0, "[''] True\n"), done.stderr
+
+
+def test_a_worker_that_is_asked_while_its_interpreter_is_gone_already_keeps_its_exit_code(tmp_path: Path) -> None:
+    page, stacks = tmp_path / "0.page", tmp_path / "0.stacks"
+    create_page(page, rank=0, world_size=1, attempt=1)
+    paths = WorkerPaths(run="r", attempt=1, rank=0, page=str(page), stacks=str(stacks), stack_signal=int(STACK_SIGNAL))
+    code = (
+        "import ctypes, importlib.util, sys\n"
+        "from everstep.worker import script\n"
+        "importlib.util.find_spec = lambda name: None\n"  # torch has no part in this
+        "script.observe()\n"
+        "libc = ctypes.CDLL(None)\n"
+        "libc.on_exit(libc.sleep, None)\n"  # glibc then calls sleep(3) when Python has ended, as for code 3
+        "sys.exit(3)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], env={**os.environ, **paths.to_environment()}) as worker:
+        wait_for(stacks.exists, "the observer")
+        wait_for(lambda: not catches(worker.pid, STACK_SIGNAL), "the end of the interpreter")
+        os.kill(worker.pid, STACK_SIGNAL)
+        assert worker.wait(timeout=30) == 3
+
+
+def catches(pid: int, number: int) -> bool:
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line.split()[1] for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught, 16) >> (number - 1) & 1)

@@ -10,6 +10,7 @@ import faulthandler
 import importlib.util
 import os
 import runpy
+import signal
 import sys
 import time
 import traceback
@@ -41,6 +42,7 @@ def observe() -> Observer:
     if paths.stacks and paths.stack_signal:
         early = Path(f"{paths.stacks}.early")
         stacks = os.fdopen(os.open(early, os.O_WRONLY | os.O_APPEND | os.O_CREAT, _STACKS_MODE), "w")
+        signal.signal(paths.stack_signal, signal.SIG_IGN)  # what holds again once the ending interpreter unregisters
         faulthandler.register(paths.stack_signal, file=stacks, all_threads=True, chain=False)
         early.rename(paths.stacks)  # from now on the agent may send the signal, which would have killed us before
         _keep_alive.append(stacks)
