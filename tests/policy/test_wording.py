@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from everstep.domain.evidence import Frame
-from everstep.policy.wording import fold_ranks, name_ranks, name_signal, own_line
+from everstep.policy.wording import few_ranks, fold_ranks, name_ranks, name_signal, own_line
 
 
 @pytest.mark.parametrize(
@@ -32,6 +32,24 @@ def test_folding_loses_no_rank(ranks: set[int]) -> None:
         first, _, last = part.partition("-")
         unfolded |= set(range(int(first), int(last or first) + 1))
     assert unfolded == ranks
+
+
+@given(ranks=st.sets(st.integers(0, 60)))
+def test_sentences_about_many_lose_no_rank_until_they_say_others(ranks: set[int]) -> None:
+    unfolded: set[int] = set()
+    for part in few_ranks(ranks, ranges_max=99).split(", ") if ranks else []:
+        span, _, step = part.partition(" by ")
+        first, _, last = span.partition("-")
+        unfolded |= set(range(int(first), int(last or first) + 1, int(step or 1)))
+    assert unfolded == ranks
+
+
+def test_sentences_about_thousands_stay_short() -> None:
+    assert few_ranks(range(5, 62, 8)) == "5-61 by 8"
+    assert few_ranks([7, 9, 11]) == "7, 9, 11"
+    assert few_ranks([0, 1, 9, 17, 25, 33, 40]) == "0-1, 9-33 by 8, 40"
+    assert few_ranks([n * n for n in range(99)], ranges_max=3) == "0-1, 4, 9 and others (99 ranks)"
+    assert len(name_ranks([n * n for n in range(999)])) < 80
 
 
 def test_one_rank_is_a_rank_and_several_are_ranks() -> None:

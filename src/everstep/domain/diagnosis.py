@@ -61,7 +61,9 @@ class HangVerdict:
         stack_is_now: it is where its Python stands; else where its newest, or the disputed, operation was called from.
         last_agreed: the newest operation that all ranks of that group are known to have finished; empty when unknown.
         waits: who waits for whom, the cause first.
+        waits_left_out: how many more kinds of waits there are, farther from the cause.
         missing: what was not there: ranks without a dump, files that could not be read, clocks.
+        silent: expected ranks without a trace, ascending.
         rank_count: ranks that were expected.
     """
 
@@ -77,5 +79,7 @@ class HangVerdict:
     stack_is_now: bool = False
     last_agreed: str = ""
     waits: tuple[Waiting, ...] = ()
+    waits_left_out: int = 0
     missing: tuple[str, ...] = ()
+    silent: tuple[Rank, ...] = ()
     rank_count: int = 0

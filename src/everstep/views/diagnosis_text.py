@@ -6,14 +6,14 @@ from collections.abc import Iterator
 import msgspec
 
 from everstep.domain.diagnosis import HangVerdict, Waiting
-from everstep.domain.ids import Rank
 from everstep.domain.verdicts import Trouble
-from everstep.policy.wording import fold_ranks
+from everstep.policy.wording import few_ranks
 
 _WIDTH = 118
-_ARROWS_MAX = 8
-_STACK_MAX = 6
-_RANGES_MAX = 6
+_ARROWS_MAX = 5
+_STACK_MAX = 4
+_RANGES_MAX = 4
+"""Together they keep a usual verdict, however many ranks there are, within twenty lines."""
 
 
 def diagnosis_lines(verdict: HangVerdict) -> Iterator[str]:
@@ -32,10 +32,10 @@ def diagnosis_lines(verdict: HangVerdict) -> Iterator[str]:
         yield f"who waits for whom ({verdict.rank_count} ranks, the cause first):"
         for arrow in verdict.waits[:_ARROWS_MAX]:
             yield from textwrap.wrap(_arrow(arrow), _WIDTH, initial_indent="    ", subsequent_indent="      ")
-        if len(verdict.waits) > _ARROWS_MAX:
-            yield f"    and {len(verdict.waits) - _ARROWS_MAX} more kinds of waits (--json has them)"
+        if (rest := len(verdict.waits) - _ARROWS_MAX + verdict.waits_left_out) > 0:
+            kinds = "kind of wait, which follows" if rest == 1 else "kinds of waits, which follow"
+            yield f"    and {rest} more {kinds} from these (--json and --html have more)"
     if verdict.last_agreed:
-        yield ""
         yield from _item("last agreed", verdict.last_agreed)
     if verdict.alternatives:
         yield ""
@@ -52,17 +52,10 @@ def _item(name: str, text: str) -> list[str]:
 
 
 def _arrow(arrow: Waiting) -> str:
+    waiting = few_ranks(arrow.waiting, _RANGES_MAX)
     if not arrow.missing:
-        return f"{short_ranks(arrow.waiting)}  in {arrow.operation}: {arrow.why}"
-    return f"{short_ranks(arrow.waiting)}  in {arrow.operation}  -> {short_ranks(arrow.missing)} ({arrow.why})"
-
-
-def short_ranks(ranks: tuple[Rank, ...]) -> str:
-    """`0-511, 513-1023`, and no more than six ranges."""
-    ranges = fold_ranks(ranks).split(", ")
-    if len(ranges) <= _RANGES_MAX:
-        return ", ".join(ranges)
-    return f"{', '.join(ranges[:_RANGES_MAX])} and others ({len(ranks)} ranks)"
+        return f"{waiting}  in {arrow.operation}: {arrow.why}"
+    return f"{waiting}  in {arrow.operation}  -> {few_ranks(arrow.missing, _RANGES_MAX)} ({arrow.why})"
 
 
 def diagnosis_json(verdict: HangVerdict) -> str:

@@ -60,7 +60,7 @@ def findings_of_circle(waits: Waits, component: Sequence[int]) -> Iterator[Findi
     blamed = decided is not None or (len(ranks) <= _BOTH and not crowded)
     yield Finding(
         trouble=trouble,
-        nodes=ranks,
+        nodes=culprits if decided else ranks,
         ranks=situation.ranks_of(culprits) if blamed else (),
         suspects=() if blamed else names,
         what=what if blamed else f"{name_ranks(names)} {what}",

@@ -15,7 +15,7 @@ from everstep.policy.diagnosis.finding import PRIORITY, Finding, last_line, oper
 from everstep.policy.diagnosis.picture import waiting_arrows
 from everstep.policy.diagnosis.situation import Situation, survey
 from everstep.policy.diagnosis.suspects import findings_of_idle, findings_of_lagging, findings_of_sinks
-from everstep.policy.diagnosis.waits import Waits, backward, blocked_by, drop_doubts, trace_waits
+from everstep.policy.diagnosis.waits import Waits, backward, blocked_by, drop_doubts, point_at, trace_waits
 from everstep.policy.wording import name_ranks
 
 _TOGETHER = frozenset((Trouble.FROZEN, Trouble.LOOP_BOUND, Trouble.NEVER_ENTERED, Trouble.GPU_SIDE, Trouble.INSIDE_OP))
@@ -50,6 +50,7 @@ def diagnose(
             trouble=Trouble.UNKNOWN,
             reason="Unknown, because there is no dump of any rank.",
             missing=missing,
+            silent=situation.silent,
             rank_count=count,
         )
     if moved:
@@ -57,12 +58,17 @@ def diagnose(
             trouble=Trouble.SLOW,
             reason=f"Not a hang: {name_ranks(sorted(moved))} made progress between two looks.",
             missing=missing,
+            silent=situation.silent,
             rank_count=count,
         )
     waits = trace_waits(situation)
-    findings = _found(situation, waits)
+    disputes = [*creation_conflicts(situation), *disagreements(situation)]
+    for dispute in disputes:
+        if dispute.trouble is not Trouble.GROUP_CREATION and dispute.ranks and dispute.group:
+            point_at(waits, dispute.group, dispute.nodes)
+    findings = _found(situation, waits, disputes)
     if findings and not findings[0].decided and drop_doubts(waits):
-        findings = _found(situation, waits)
+        findings = _found(situation, waits, disputes)
     if not findings:
         return _nobody_waits(situation, waits, missing, count)
     return _verdict(situation, waits, findings, missing)
@@ -80,8 +86,8 @@ def _missing(situation: Situation, moved: Collection[Rank] | None) -> tuple[str,
     return tuple(missing)
 
 
-def _found(situation: Situation, waits: Waits) -> list[Finding]:
-    findings = [*creation_conflicts(situation), *disagreements(situation)]
+def _found(situation: Situation, waits: Waits, disputes: Sequence[Finding]) -> list[Finding]:
+    findings = list(disputes)
     findings += findings_of_sinks(waits)
     findings += findings_of_lagging(waits)
     findings += findings_of_idle(waits)
@@ -135,6 +141,7 @@ def _nobody_waits(situation: Situation, waits: Waits, missing: tuple[str, ...], 
             trouble=Trouble.UNKNOWN,
             reason=f"Unknown: {name_ranks(situation.ranks_of(waiting))} wait, and nothing shows for whom.",
             missing=missing,
+            silent=situation.silent,
             rank_count=count,
         )
     seen = len(situation.traces)
@@ -142,6 +149,7 @@ def _nobody_waits(situation: Situation, waits: Waits, missing: tuple[str, ...], 
         trouble=Trouble.HEALTHY,
         reason=f"Nobody waits for anybody: all {seen} ranks have finished what they entered.",
         missing=missing,
+        silent=situation.silent,
         rank_count=count,
     )
 
@@ -155,9 +163,11 @@ def _verdict(situation: Situation, waits: Waits, findings: list[Finding], missin
     suspects = tuple(sorted({rank for one in joined for rank in one.suspects} - set(ranks)))
     nodes = sorted({node for one in joined for node in one.nodes})
     distance = blocked_by(waits, nodes, backward(waits))
-    victims = [node for node, steps in distance.items() if steps > 0 and node < waits.first_stuck and node not in nodes]
-    arrows, left_out = waiting_arrows(waits, distance)
-    notes = (*missing, f"{left_out} more kinds of waits are not shown") if left_out else missing
+    inside = {situation.index[rank] for rank in suspects if rank in situation.index}
+    victims = [
+        node for node, steps in distance.items() if steps > 0 and node < waits.first_stuck and node not in inside
+    ]
+    arrows, left_out = waiting_arrows(waits, distance, {node for one in joined if one.ranks for node in one.nodes})
     seen = len(situation.traces)
     unsure = not ranks and first.trouble is Trouble.UNKNOWN
     return HangVerdict(
@@ -174,7 +184,9 @@ def _verdict(situation: Situation, waits: Waits, findings: list[Finding], missin
         and any(situation.traces[i].stack == first.stack for i in first.nodes if i < seen),
         last_agreed=_last_agreed(situation, first),
         waits=arrows,
-        missing=notes,
+        waits_left_out=left_out,
+        missing=missing,
+        silent=situation.silent,
         rank_count=len(situation.traces) + len(situation.silent),
     )
 

@@ -1,6 +1,6 @@
 """Who waits for whom, in a handful of arrows for any number of ranks: like waits are put together."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from everstep.domain.diagnosis import Waiting
 from everstep.domain.ids import Rank
@@ -11,19 +11,24 @@ ARROWS_MAX = 24
 _WORDS = {
     Why.STOPPED: "runs nothing",
     Why.ABSENT: "not entered",
+    Why.DIFFERS: "called another operation",
     Why.SILENT: "no dump",
     Why.BEHIND: "queued behind another operation",
     Why.INSIDE: "all have entered it",
 }
 
 
-def waiting_arrows(waits: Waits, distance: Mapping[int, int]) -> tuple[tuple[Waiting, ...], int]:
+def waiting_arrows(
+    waits: Waits, distance: Mapping[int, int], culprits: Collection[int]
+) -> tuple[tuple[Waiting, ...], int]:
     """The arrows nearest to the cause, and how many were left out.
 
     Args:
         distance: of nodes from the cause; those that are not in it come last.
+        culprits: nodes of the ranks at fault; in a circle of waits theirs come first.
     """
     far = len(waits.edges)
+    guilty = {waits.rank_of(node) for node in culprits if node < waits.first_stuck}
     gathered: dict[tuple[int, str, str], tuple[set[Rank], set[Rank]]] = {}
     for number, stuck in enumerate(waits.stuck):
         at = distance.get(waits.first_stuck + number, far)
@@ -31,7 +36,10 @@ def waiting_arrows(waits: Waits, distance: Mapping[int, int]) -> tuple[tuple[Wai
     for pair in waits.pairs:
         at = distance.get(pair.waiting, far)
         _gather(gathered, waits, (at, _of_pair(waits, pair), _WORDS[pair.why]), [pair.waiting], [pair.keeping])
-    ordered = sorted(gathered.items(), key=lambda item: (item[0][0], -len(item[1][0]), item[0][1:]))
+    ordered = sorted(
+        gathered.items(),
+        key=lambda item: (item[0][0], not item[1][1] <= guilty, -len(item[1][0]), item[0][1:]),
+    )
     arrows = tuple(
         Waiting(waiting=tuple(sorted(waiting)), operation=operation, missing=tuple(sorted(missing)), why=why)
         for (_, operation, why), (waiting, missing) in ordered[:ARROWS_MAX]

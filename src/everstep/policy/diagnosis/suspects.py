@@ -37,6 +37,8 @@ def findings_of_sinks(waits: Waits) -> Iterator[Finding]:
             yield _inside(waits, waits.stuck[node - waits.first_stuck], node)
         elif waits.is_silent(node):
             yield _silent(waits, node)
+        elif node in waits.differing:
+            continue  # said already
         elif node in waits.blind:
             yield _blind(waits, node)
         else:

@@ -26,6 +26,7 @@ class Why(StrEnum):
 
     STOPPED = "stopped"
     ABSENT = "absent"
+    DIFFERS = "differs"
     SILENT = "silent"
     BEHIND = "behind"
     INSIDE = "inside"
@@ -72,6 +73,7 @@ class Waits:
         doubtful: for ranks in a batch of which one peer shows nothing, the rest of the batch. That peer may as well be
             done: the members of a batch show as unfinished until the last one ends.
         blind: traces that wait for something the recorder does not show.
+        differing: traces that called another operation than their peers, who wait for them.
     """
 
     situation: Situation
@@ -85,6 +87,7 @@ class Waits:
     kept_by: dict[int, list[Stuck]] = field(default_factory=dict)
     doubtful: dict[int, list[Pair]] = field(default_factory=dict)
     alone: set[int] = field(default_factory=set)
+    differing: set[int] = field(default_factory=set)
 
     def rank_of(self, node: int) -> Rank:
         count = len(self.situation.traces)
@@ -133,6 +136,22 @@ def drop_doubts(waits: Waits) -> bool:
     if doubted:
         _find_sinks(waits)
     return bool(doubted)
+
+
+def point_at(waits: Waits, group: Group, culprits: Sequence[int]) -> None:
+    """Those who met at the frontier of a group wait for the members that called another operation there."""
+    for number, stuck in enumerate(waits.stuck):
+        if stuck.group is group and stuck.seq == group.frontier and stuck.why is Why.INSIDE and not stuck.keeping:
+            node = waits.first_stuck + number
+            stuck.keeping, stuck.why = list(culprits), Why.DIFFERS
+            stuck.waiting = [place for place in stuck.waiting if place not in culprits]
+            waits.edges[node] = stuck.keeping
+            for place in culprits:
+                waits.edges[place] = [head for head in waits.edges[place] if head != node]
+                waits.kept_by.setdefault(place, []).append(stuck)
+            waits.differing.update(culprits)
+            _find_sinks(waits)
+            return
 
 
 def _wait_in_collectives(waits: Waits) -> None:
