@@ -1,22 +1,24 @@
 """Everything that runs in the training process; the only package that imports torch, and not before it is needed."""
 
 from contextlib import AbstractContextManager
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from everstep.worker.attachment import Run as Run
     from everstep.worker.attachment import attach as attach
+    from everstep.worker.sampler import EpochSampler as EpochSampler
+    from everstep.worker.seeded_dataset import SeededDataset as SeededDataset
 
-__all__ = ["Run", "attach", "phase", "start_at", "step"]
+__all__ = ["EpochSampler", "Run", "SeededDataset", "attach", "phase", "start_at", "step"]
 
-_LAZY = ("Run", "attach")  # their module imports torch, and the start of a worker is timed
+# Their modules import torch, and the start of a worker is timed.
+_LAZY = {"Run": "attachment", "attach": "attachment", "EpochSampler": "sampler", "SeededDataset": "seeded_dataset"}
 
 
 def __getattr__(name: str) -> Any:
     if name in _LAZY:
-        from everstep.worker import attachment
-
-        return getattr(attachment, name)
+        return getattr(import_module(f"everstep.worker.{_LAZY[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -9,6 +9,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from everstep.worker.checkpoint_manifest import Manifest
+from everstep.worker.global_order import global_order_of, seeds_each_sample
 
 
 def doubts_at_save(ddp: DistributedDataParallel | None, rehearse: object, loader: Any) -> tuple[str, ...]:
@@ -22,11 +23,24 @@ def doubts_at_save(ddp: DistributedDataParallel | None, rehearse: object, loader
         doubts.append("rehearse=False: DDP sums gradients in another order in the first step after a resume")
     if torch.cuda.is_available() and not torch.are_deterministic_algorithms_enabled():
         doubts.append("torch.use_deterministic_algorithms() is off, and some CUDA kernels add in any order")
-    if hasattr(loader, "load_state_dict") and getattr(loader, "num_workers", 0) > 0:
-        doubts.append("the loader keeps its own position, and not the random numbers of its workers")
-    if getattr(loader, "persistent_workers", False):
-        doubts.append("persistent_workers=True: the loader's workers keep their random numbers from epoch to epoch")
+    doubts.extend(_doubts_about_workers(loader))
     return tuple(doubts)
+
+
+def _doubts_about_workers(loader: Any) -> list[str]:
+    """Whether a resume repeats what a data set draws from the global generators in the loader's worker processes."""
+    if getattr(loader, "num_workers", 0) == 0 or seeds_each_sample(loader):
+        return []
+    order = global_order_of(loader)
+    if order is not None and order.cheap:
+        return ["what the data set draws in the loader's workers, if anything, is not repeated without SeededDataset"]
+    if hasattr(loader, "load_state_dict"):
+        return ["the loader keeps its own position, and not the random numbers of its workers"]
+    if getattr(loader, "persistent_workers", False):
+        return [
+            "persistent_workers=True: what the data set draws in them, if anything, is repeated in the first epoch only"
+        ]
+    return []
 
 
 def doubts_at_resume(manifest: Manifest) -> list[str]:

@@ -4,7 +4,10 @@ It does not know generators that the script made itself; those go into `attach(e
 """
 
 import random
+import struct
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -45,3 +48,31 @@ def put_back(state: State) -> None:
         np.random.set_state((kind, keys.numpy().astype("uint32"), position, has_gauss, cached))
     if "cuda" in state:
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def seed(digest: bytes) -> None:
+    """Seed Python's, numpy's and torch's global generators on the CPU, each by a part of its own; 6 µs.
+
+    Args:
+        digest: 20 bytes.
+    """
+    for_python, for_torch, for_numpy = struct.unpack("<QqI", digest)
+    random.seed(for_python)
+    torch.default_generator.manual_seed(for_torch)  # torch.manual_seed takes 140 µs, to seed devices too
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(for_numpy)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Those generators stand after the block where they stood before; 80 µs."""
+    numpy = sys.modules.get("numpy")
+    for_python, for_torch = random.getstate(), torch.default_generator.get_state()
+    for_numpy = numpy.random.get_state() if numpy is not None else None
+    try:
+        yield
+    finally:
+        random.setstate(for_python)
+        torch.default_generator.set_state(for_torch)
+        if numpy is not None:
+            numpy.random.set_state(for_numpy)
