@@ -1,4 +1,4 @@
-"""The laws of placing copies: whatever is lost at once takes one of two, loads are even, and a replacement moves few."""
+"""The laws of placing copies: what is lost at once takes one of two, loads are even, and a replacement moves few."""
 
 import itertools
 import time
