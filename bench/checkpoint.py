@@ -4,6 +4,7 @@ Sizes are given by flags and told in the results; ratios are of the same round o
 """
 
 import argparse
+import importlib.util
 import json
 import os
 import platform
@@ -15,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,11 @@ from everstep.adapters.memory_folder import MemoryFolder, open_folder
 from everstep.adapters.saver_process import SaverProcess
 
 HERE = Path(__file__).resolve().parent
-METHODS = ("torch.save", "dcp.save", "dcp.async_save", "everstep")
+OTHERS = ("torch.save", "dcp.save", "dcp.async_save thread", "dcp.async_save process", "torch_checkpointing")
+"""What people use; the last one only where it is installed: `pip install torch_checkpointing==0.1.1`."""
+OURS = ("everstep in line", "everstep overlapped")
+SMALL_BYTES = 0.1e9
+"""Below this a save's stall is Python rather than bytes."""
 LAUNCH_WITHIN_S = 600.0
 
 
@@ -117,48 +122,54 @@ def ratios(rows: Sequence[dict[str, float]], over: str, under: str) -> list[floa
 def measure_saves(kind: str, world: int, layers: int, rounds: int) -> Outcome:
     """Stall, cost and time until durable of every method; each round's memcpy and plain write beside it."""
     found: dict[str, list[dict[str, float]]] = {}
-    for method in METHODS:
+    has_extra = importlib.util.find_spec("torch_checkpointing") is not None
+    for method in (*(name for name in OTHERS if has_extra or name != "torch_checkpointing"), *OURS):
         with Bench() as bench:
             rows = bench.launch(world, measure="saves", method=method, kind=kind, layers=layers, rounds=rounds)
             found[method] = rows[1:]  # the first save pays for buffers
             total = int(rows[0]["bytes"]) * (world if kind == "fsdp2" else 1)
             for row in found[method]:
+                row["first_stall_s"] = rows[0]["stall_s"]
                 row["plain_write_s"] = plain_write_s(bench.folder, total)
         print(f"{kind} ×{world} {method}: {text_of(found[method])}", file=sys.stderr)
     name = f"{kind}{world}"
-    ours, thread = found["everstep"], found["dcp.async_save"]
-    stall, cost = ratios(ours, "stall_s", "memcpy_s"), [row["cost_s"] for row in ours]
-    others = [median([row["cost_s"] for row in found[method]]) or 0.0 for method in METHODS[:3]]
-    durable = ratios(ours, "durable_alone_s", "plain_write_s")
-    ratio = (median(cost) or 0.0) / max(1e-9, median([row["cost_s"] for row in thread]) or 0.0)
-    size = f"{ours[0]['bytes'] / 1e9:.2f} GB/rank"
-    bars = (
-        Bar(name=f"stall_{name}", value=median(stall), unit="memcpy", limit=0.03, spread=f"{size}, {spread(stall)}"),
-        Bar(name=f"cost_{name}", value=round(ratio, 3), unit="of dcp.async_save", limit=0.4, spread=spread(cost)),
-        Bar(
-            name=f"cost_{name}_beside_all",
-            value=round((median(cost) or 0.0) / max(1e-9, min(others)), 3),
-            unit="of the cheapest other",
-            limit=1.0,
-        ),
-        Bar(name=f"durable_{name}", value=median(durable), unit="plain writes", limit=1.5, spread=spread(durable)),
-    )
     flat: list[dict[str, object]] = [
         {"kind": kind, "world": world, "method": method, **row} for method, rows in found.items() for row in rows
     ]
     notes = tuple(f"{name}, {method}: {text_of(rows)}" for method, rows in found.items())
-    return Outcome(bars=bars, rows=flat, notes=notes)
+    return Outcome(bars=tuple(save_bars(name, found)), rows=flat, notes=notes)
+
+
+def save_bars(name: str, found: dict[str, list[dict[str, float]]]) -> Iterator[Bar]:
+    """Costs are in memcpys of their own rounds before they are compared: methods are measured one after another."""
+    overlapped, thread = found["everstep overlapped"], found["dcp.async_save thread"]
+    size_bytes = overlapped[0]["bytes"]
+    stall = ratios(overlapped, "stall_s", "memcpy_s")
+    limit = 0.1 if size_bytes < SMALL_BYTES else 0.03
+    size = f"{size_bytes / 1e9:.2f} GB/rank, "
+    yield Bar(name=f"stall_{name}", value=median(stall), unit="memcpy", limit=limit, spread=size + spread(stall))
+    cheapest = min(median(ratios(found[other], "cost_s", "memcpy_s")) or 0.0 for other in found if other not in OURS)
+    usual = median(ratios(thread, "cost_s", "memcpy_s")) or 0.0
+    for method in OURS:
+        cost = ratios(found[method], "cost_s", "memcpy_s")
+        way = method.removeprefix("everstep ").replace(" ", "_")
+        for what, under, most in (("of dcp.async_save", usual, 0.4), ("of the cheapest other", cheapest, 1.0)):
+            shares = [one / max(1e-9, under) for one in cost]
+            title = f"cost_{name}_{way}" + ("" if most < 1 else "_beside_all")
+            yield Bar(name=title, value=median(shares), unit=what, limit=most, spread=spread(shares))
+    durable = ratios(overlapped, "durable_alone_s", "plain_write_s")
+    yield Bar(name=f"durable_{name}", value=median(durable), unit="plain writes", limit=1.5, spread=spread(durable))
 
 
 def text_of(rows: Sequence[dict[str, float]]) -> str:
     def middle(key: str) -> float:
         return statistics.median(row[key] for row in rows)
 
-    stall = statistics.median(ratios(rows, "stall_s", "memcpy_s"))
+    stall, cost = ratios(rows, "stall_s", "memcpy_s"), ratios(rows, "cost_s", "memcpy_s")
     return (
-        f"stall {middle('stall_s'):.3f} s = {stall:.2f} memcpy, durable after {middle('durable_s'):.2f} s "
-        f"({middle('durable_alone_s'):.2f} s without training), "
-        f"cost {middle('cost_s'):.2f} s (step {middle('step_s'):.3f} s, n={len(rows)})"
+        f"stall {middle('stall_s'):.4f} s = {spread(stall)} memcpy, the first {middle('first_stall_s'):.2f} s; durable "
+        f"after {middle('durable_s'):.2f} s ({middle('durable_alone_s'):.2f} s without training); "
+        f"cost {middle('cost_s'):.2f} s = {spread(cost)} memcpy (step {middle('step_s'):.3f} s, load {load1()})"
     )
 
 
@@ -166,7 +177,7 @@ def measure_pace(world: int, layers: int, rounds: int, steps: int) -> Outcome:
     with Bench() as bench:
         rows = bench.launch(world, measure="pace", kind="ddp", layers=layers, rounds=rounds, steps=steps, step_s=0.5)
     slower = [100 * (row["with_s"] / row["without_s"] - 1) for row in rows]
-    size = f"{rows[0]['bytes'] / 1e6:.0f} MB/rank, "
+    size = f"{rows[0]['bytes'] / world / 1e6:.0f} MB copied by each of {world} ranks, "
     bar = Bar(name="memory_every_step", value=median(slower), unit="%", limit=2.0, spread=size + spread(slower))
     return Outcome(bars=(bar,), rows=[dict(row) for row in rows])
 
@@ -175,7 +186,7 @@ def measure_restore(kind: str, world: int, layers: int, rounds: int) -> Outcome:
     with Bench() as bench:
         directory = str(bench.folder / "kept")
         options: dict[str, Any] = {"kind": kind, "layers": layers, "directory": directory}
-        bench.launch(world, measure="saves", method="everstep", rounds=2, **options)
+        bench.launch(world, measure="saves", method="everstep in line", rounds=2, **options)
         rows = bench.launch(world, measure="restore", source="memory", rounds=rounds, **options)
         disk = bench.launch(world, measure="restore", source="disk", rounds=rounds, **options)
     name, size = f"{kind}{world}", f"{rows[0]['bytes'] / 1e9:.2f} GB/rank, "
@@ -193,7 +204,7 @@ def measurements(args: argparse.Namespace) -> dict[str, Callable[[], Outcome]]:
         "ddp2": lambda: measure_saves("ddp", 2, layers, rounds),
         "fsdp2": lambda: measure_saves("fsdp2", 2, layers, rounds),
         "ddp4": lambda: measure_saves("ddp", 4, max(1, layers // 3), rounds),
-        "pace": lambda: measure_pace(2, 1, 3, args.steps),
+        "pace": lambda: measure_pace(2, 2, 5, args.steps),
         "restore_ddp2": lambda: measure_restore("ddp", 2, layers, rounds),
         "restore_fsdp2": lambda: measure_restore("fsdp2", 2, layers, rounds),
         "restart4": lambda: measure_restart(layers=max(1, layers // 3), kills=args.kills),

@@ -9,6 +9,8 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+
+from everstep.policy.staging import Course, Way
 
 WIDTH = 768
 WITHIN_S = 180.0
@@ -55,11 +59,13 @@ class Training:
             self.model = DistributedDataParallel(plain, gradient_as_bucket_view=True)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
         self.batch = torch.randn(16, WIDTH)
+        self.lock: Callable[[], AbstractContextManager[Any]] = nullcontext  # what a method wants around the optimizer
 
     def step(self) -> None:
         self.optimizer.zero_grad()
         self.model(self.batch).square().mean().backward()
-        self.optimizer.step()
+        with self.lock():
+            self.optimizer.step()
 
     def state(self) -> dict[str, Any]:
         """What people save: the state dicts of PyTorch."""
@@ -101,20 +107,44 @@ def dcp_save(training: Training, directory: Path, _: Any) -> Method:
     return lambda step: dcp.save(training.state(), checkpoint_id=directory / str(step)) and None, lambda _: True
 
 
-def dcp_async(training: Training, directory: Path, _: Any) -> Method:
+def dcp_async(training: Training, directory: Path, _: Any, *, kind: str) -> Method:
     import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
     group = dist.new_group(backend="gloo")
     futures: dict[int, Any] = {}
 
     def save(step: int) -> None:
-        futures[step] = dcp.async_save(training.state(), checkpoint_id=directory / str(step), process_group=group)
+        futures[step] = dcp.async_save(
+            training.state(),
+            checkpoint_id=directory / str(step),
+            process_group=group,
+            async_checkpointer_type=AsyncCheckpointerType(kind),
+        )
 
     return save, lambda step: bool(futures[step].done())
 
 
-def everstep_memory(training: Training, directory: Path, spec: dict[str, Any]) -> Method:
-    from everstep.adapters.memory_slots import SavePages
+def torch_checkpointing_async(training: Training, directory: Path, _: Any) -> Method:
+    """Not synced to disk: its "durable" is "written". Direct I/O is off, since it fails on ext4 (version 0.1.1)."""
+    from torch_checkpointing import CheckpointManager
+    from torch_checkpointing.storage.filesystem import LocalFileSystemStorageConfig
+
+    config = CheckpointManager.Config.with_async_save()
+    config.storage_config = LocalFileSystemStorageConfig(use_direct_io=False)
+    manager = config.build()
+    training.lock = manager.lock
+    futures: dict[int, Any] = {}
+
+    def save(step: int) -> None:
+        payload = {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()}
+        futures[step] = manager.save(str(directory / str(step)), payload)
+
+    return save, lambda step: bool(futures[step].done())
+
+
+def everstep_memory(training: Training, directory: Path, spec: dict[str, Any], *, way: Way = Way.TRIAL) -> Method:
+    from everstep.adapters.memory_slots import SavePages, SavePlan
     from everstep.worker import randomness
     from everstep.worker.checkpoint_schedule import SaveConfig
     from everstep.worker.memory_tier import MemoryTier, draft_of
@@ -131,15 +161,28 @@ def everstep_memory(training: Training, directory: Path, spec: dict[str, Any]) -
     tier.open(state, directory, 1)
     assert tier.is_on(1), "no room for the slots"
     pages, replicated = SavePages(memory), state.sharing is Sharing.REPLICATED
+    if way is not Way.TRIAL and ranks.leads:
+        pages.write_plan(SavePlan(from_step=1, course=Course(stride=1, way=way), world_size=ranks.world_size))
+    dist.barrier()
 
     def save(step: int) -> None:
         own = {"random": randomness.capture(), "data": None}
+        tier.note_step()
         tier.save(step, own, draft_of(step, ranks.world_size, 1, (), replicated))
 
     return save, lambda step: pages.word().durable >= step
 
 
-METHODS = {"torch.save": torch_save, "dcp.save": dcp_save, "dcp.async_save": dcp_async, "everstep": everstep_memory}
+METHODS: dict[str, Callable[[Training, Path, Any], Method]] = {
+    "torch.save": torch_save,
+    "dcp.save": dcp_save,
+    "dcp.async_save thread": partial(dcp_async, kind="thread"),
+    "dcp.async_save process": partial(dcp_async, kind="process"),
+    "torch_checkpointing": torch_checkpointing_async,
+    "everstep": everstep_memory,
+    "everstep in line": partial(everstep_memory, way=Way.IN_LINE),
+    "everstep overlapped": partial(everstep_memory, way=Way.OVERLAPPED),
+}
 
 
 def memcpy_s(bytes_: int) -> float:
@@ -171,7 +214,7 @@ def measure_saves(spec: dict[str, Any], training: Training, directory: Path) -> 
     save, is_durable = METHODS[spec["method"]](training, directory, spec)
     size, rows = local_bytes(training), []
     for number in range(2, 2 + spec["rounds"]):
-        step_s = statistics.median(timed(training.step) for _ in range(3))
+        step_s = statistics.median(timed(training.step) for _ in range(5))
         copy_s = memcpy_s(size)
         stall_s = timed(lambda number=number: save(number))  # type: ignore[misc]
         began_s, extra_s, steps = time.perf_counter(), 0.0, 0
