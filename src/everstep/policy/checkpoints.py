@@ -12,7 +12,9 @@ class Tier(IntEnum):
     """Where a shard lies; the smaller one is the faster one."""
 
     MEMORY = 0
-    DISK = 1
+    PEER = 1
+    """A copy that a host keeps; it becomes MEMORY before the ranks look (policy/replication.py)."""
+    DISK = 2
 
 
 class SlotState(IntEnum):
