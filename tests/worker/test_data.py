@@ -1,6 +1,7 @@
 """A feed stands again where it stood: at the exact sample, nothing fetched twice, on any ranks and loader workers."""
 
 import random
+import shutil
 from collections.abc import Iterator
 from typing import Any
 
@@ -335,3 +336,30 @@ def test_the_order_of_a_shuffling_loader_with_persistent_workers_comes_again(bat
     second = feed()
     second.resume(position)
     assert [second.next().tolist() for _ in range(5)] == expected
+
+
+KILLED = -9
+TWO = {"kind": "ddp", "world": 2, "loader": "seeded", "num_workers": 2}
+
+
+@pytest.mark.parametrize(
+    ("spec", "others"),
+    [
+        (TWO, [{"num_workers": 2}, {"num_workers": 0}, {"num_workers": 4}]),
+        ({**TWO, "persistent": True}, [{"num_workers": 1}]),
+        ({**TWO, "loader": "ordered", "num_workers": 0}, [{}]),
+    ],
+    ids=["loader workers", "persistent workers", "no worker and nothing seeded"],
+)
+def test_a_job_killed_in_its_second_epoch_goes_on_bit_for_bit_with(
+    spec: dict[str, Any], others: list[dict[str, Any]], lab: Any
+) -> None:
+    until = {"until": 14, "attach": {"save_every_steps": 7}}  # an epoch has 6 steps
+    whole = lab.train("whole", **spec, **until, directory=str(lab.folder / "other"))
+    lab.train("first", **spec, **until, die_at=9, code=KILLED)
+    for number, other in enumerate(others):
+        shutil.copytree(lab.directory, folder := lab.folder / f"copy{number}")
+        resumed = lab.train(f"then{number}", **{**spec, **other}, **until, seed=99, directory=str(folder))
+        assert lab.restored_step(f"then{number}") == 7
+        assert resumed == [rank[7:] for rank in whole]
+        assert "may not be bit-identical" not in lab.errors(f"then{number}")

@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
-from everstep.worker import attach
+from everstep.worker import EpochSampler, SeededDataset, attach
 from everstep.worker.state import local
 
 
@@ -89,6 +89,10 @@ def build(spec: dict[str, Any], world: int) -> nn.Module:
 def build_loader(spec: dict[str, Any], world: int) -> Any:
     data: Any = Noisy()
     options = {"batch_size": 4, "num_workers": spec.get("num_workers", 0), "drop_last": True}
+    options["persistent_workers"] = spec.get("persistent", False)
+    if spec.get("loader") in {"ordered", "seeded"}:
+        data = SeededDataset(data) if spec["loader"] == "seeded" else data
+        return DataLoader(data, sampler=EpochSampler(data, seed=3), **options)
     if spec.get("loader") == "list":
         return [torch.rand(4, 12) for _ in range(5)]
     if spec.get("loader") == "stateful":
