@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from everstep.adapters.clock import MonotonicClock
+from everstep.adapters.mirror_process import MirrorProcess
 from everstep.adapters.operation_ring import RingReader, create_ring
 from everstep.adapters.processes import Watch, kill_run, read_stat, reap_orphans, send_signal
 from everstep.adapters.progress_page import PageReader, create_page
@@ -31,6 +32,7 @@ from everstep.ports import Exit, Started
 _DIES_WITHIN_S = 5.0
 _PAUSE_S = 0.02
 _SAVED_WITHIN_S = 60.0
+_MIRRORED_WITHIN_S = 3600.0  # it ends by itself when nothing moves for a minute
 _FROM_OUTSIDE = {
     FaultKind.KILL: signal.SIGKILL,
     FaultKind.FREEZE: signal.SIGSTOP,
@@ -73,6 +75,7 @@ class Parts:
     standby: Standby | None
     stores: RendezvousStores | None
     saver: SaverProcess | None = None
+    mirror: MirrorProcess | None = None
 
 
 class LocalWorkers:
@@ -86,6 +89,7 @@ class LocalWorkers:
         self._standby = parts.standby
         self._stores = parts.stores
         self._saver = parts.saver
+        self._mirror = parts.mirror
         self._watch = Watch()
         self._store: Store | None = None
         self._store_loss = ""
@@ -134,6 +138,8 @@ class LocalWorkers:
         self._watch.wait(timeout_s)
         if self._saver is not None:
             self._saver.ensure()
+        if self._mirror is not None:
+            self._mirror.ensure()
         self._logs.copy_to_console()
 
     def wake(self) -> None:
@@ -199,6 +205,8 @@ class LocalWorkers:
         kill_run(self._job.mark)
         if self._saver is not None:
             self._saver.close(within_s=_SAVED_WITHIN_S)
+        if self._mirror is not None:
+            self._mirror.close(within_s=_MIRRORED_WITHIN_S)
         self._watch.close()
 
     def _standing(self) -> set[int]:
@@ -249,6 +257,7 @@ class LocalWorkers:
             notes=at("notes"),
             checkpoints=str(self._job.checkpoints),
             memory=str(self._saver.path) if self._saver else "",
+            mirror=self._mirror.order.url if self._mirror else "",
             started_ns=started_ns,
             clock_zero_ns=self._clock.zero_ns,
         )

@@ -31,6 +31,7 @@ class WorkerPaths:
         notes: file of JSON lines: events that only the worker knows.
         checkpoints: the run's checkpoint folder.
         memory: the run's folder in shared memory for checkpoints that survive the workers.
+        mirror: URL of the checkpoints' copies in an object store.
         started_ns: CLOCK_MONOTONIC when the agent gave the order to start it.
         clock_zero_ns: CLOCK_MONOTONIC at second 0 of the run's clock.
     """
@@ -47,6 +48,7 @@ class WorkerPaths:
     notes: str = ""
     checkpoints: str = ""
     memory: str = ""
+    mirror: str = ""
     started_ns: int = 0
     clock_zero_ns: int = 0
 

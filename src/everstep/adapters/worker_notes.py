@@ -15,15 +15,17 @@ from everstep.domain.progress import PageView
 _ALLOWED = {
     b"WorkerReady",
     *(b"CheckpointSaved", b"CheckpointRestored", b"CheckpointRefused", b"CheckpointFailed", b"CheckpointDelayed"),
+    b"CheckpointMirrored",
 }
 """What a worker may say: a user's process must not be able to end the job or rewrite its beginning."""
 
 
 class RosterPages:
-    """The `Pages` port over the workers of a roster."""
+    """The `Pages` port over the workers of a roster, and the notes of the mirror's uploader where there is one."""
 
-    def __init__(self, roster: Roster) -> None:
+    def __init__(self, roster: Roster, mirror_notes: Path | None = None) -> None:
         self._roster = roster
+        self._mirror_notes = mirror_notes
         self._read: dict[Path, int] = {}
 
     def views(self) -> Sequence[PageView]:
@@ -32,6 +34,8 @@ class RosterPages:
     def notes(self) -> Sequence[Event]:
         """Whole lines that are new, rank after rank; a line that makes no sense is left out."""
         paths = [worker.notes for worker in self._roster.workers.values()]
+        if self._mirror_notes is not None:
+            paths.append(self._mirror_notes)
         self._read = {path: self._read.get(path, 0) for path in paths}  # an old attempt's files are gone
         return [event for path in paths for event in self._new(path)]
 

@@ -24,6 +24,7 @@ from everstep.adapters.guard import Guard
 from everstep.adapters.ledger_file import LedgerFile
 from everstep.adapters.local_workers import LocalJob, LocalWorkers, Parts
 from everstep.adapters.memory_folder import open_folder
+from everstep.adapters.mirror_process import MirrorOrder, MirrorProcess
 from everstep.adapters.processes import become_subreaper, kill_run
 from everstep.adapters.rendezvous_store import RendezvousStores
 from everstep.adapters.roster import Roster
@@ -46,6 +47,7 @@ from everstep.runtime.coordinator import Coordinator, CoordinatorPorts
 _log = logging.getLogger(__name__)
 _AGENT_ENDS_WITHIN_S = 60.0
 _SHARED_MEMORY = Path("/dev/shm")
+_MIRROR_NOTES = "mirror.notes"
 _START = secrets.token_hex(4)
 Listener = Callable[[Event | Command], None]
 
@@ -119,7 +121,7 @@ def _run(plan: RunPlan, opening: _Opening, core: _Core, scratch: Path) -> Finish
         ),
         AgentPorts(
             workers=workers,
-            pages=RosterPages(roster),
+            pages=RosterPages(roster, scratch / _MIRROR_NOTES),
             evidence=evidence,
             channel=channel.agent_end(host),
             clock=core.clock,
@@ -176,8 +178,22 @@ def _make_workers(
         standby=standby,
         stores=stores if has_torch else None,
         saver=_saver(opening.run) if plan.program.python and has_torch else None,
+        mirror=_mirror(plan, job, clock),
     )
     return LocalWorkers(job, parts), roster
+
+
+def _mirror(plan: RunPlan, job: LocalJob, clock: MonotonicClock) -> MirrorProcess | None:
+    if not plan.mirror:
+        return None
+    order = MirrorOrder(
+        url=plan.mirror,
+        directory=str(job.checkpoints),
+        keep=plan.mirror_keep,
+        notes=str(job.scratch / _MIRROR_NOTES),
+        clock_zero_ns=clock.zero_ns,
+    )
+    return MirrorProcess(order)
 
 
 def _saver(run: str) -> SaverProcess | None:

@@ -15,6 +15,7 @@ from datetime import datetime
 from pathlib import Path
 
 from everstep.adapters.devices import cpu_count, gpu_count
+from everstep.adapters.object_store import ObjectStore
 from everstep.adapters.standby import Program
 from everstep.adapters.worker_logs import LogChoice, StreamChoice
 from everstep.cli.inject import parse_fault
@@ -72,6 +73,8 @@ class RunPlan:
     report_s: float = 5.0
     console: bool = True
     quiet: bool = False
+    mirror: str = ""
+    mirror_keep: int = 2
     notices: tuple[str, ...] = ()
 
 
@@ -114,6 +117,20 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="FAULT",
         help="cause a fault, e.g. kill:rank=1,step=40, where kind is one of "
         "kill freeze exception exit segfault gil sleep loader maintenance; may be repeated; the ledger says so",
+    )
+    own.add_argument(
+        "--checkpoint-mirror",
+        default="",
+        metavar="URL",
+        help="keep copies of the checkpoints there, e.g. s3://bucket/run, and go on from them on a host without any; "
+        "needs pip install 'everstep[objects]' and the store's fsspec plugin",
+    )
+    own.add_argument(
+        "--checkpoint-mirror-keep",
+        type=int,
+        default=2,
+        metavar="N",
+        help="complete checkpoints that stay in the mirror (default: 2)",
     )
     own.add_argument("--quiet", action="store_true", help="say only what went wrong")
     parser.add_argument(
@@ -212,6 +229,12 @@ def plan_run(args: argparse.Namespace) -> RunPlan:
         raise ConfigError(
             "--grace, --shutdown-timeout and --hang-floor are seconds from 0, and --hang-floor is above 0"
         )
+    if args.checkpoint_mirror:
+        ObjectStore(args.checkpoint_mirror)  # says now what is missing
+        if args.checkpoint_mirror_keep < 1:
+            raise ConfigError(
+                f"--checkpoint-mirror-keep {args.checkpoint_mirror_keep}: the last one always stays; write 1 or more"
+            )
     if args.max_restarts is not None and args.max_restarts < 0:
         raise ConfigError(f"--max-restarts {args.max_restarts} is below 0; leave it out to restart as long as it helps")
     return RunPlan(
@@ -240,6 +263,8 @@ def plan_run(args: argparse.Namespace) -> RunPlan:
         ),
         stall=StallConfig(floor_s=args.hang_floor),
         quiet=args.quiet,
+        mirror=args.checkpoint_mirror,
+        mirror_keep=args.checkpoint_mirror_keep,
         notices=_notices(args),
     )
 

@@ -90,6 +90,11 @@ class Crc32:
         return f"{_CRC32}{self.value:08x}"
 
 
+def seal_for(entry: FileEntry) -> "hashlib.blake2b | Crc32":
+    """An empty digest of the kind that the entry has."""
+    return Crc32() if entry.digest.startswith(_CRC32) else digest()
+
+
 def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
@@ -183,7 +188,7 @@ def read_verified(folder: Path, entry: FileEntry) -> bytearray:
     _check_size(path, entry)
     content = bytearray(entry.size_bytes)
     view, filled = memoryview(content), 0
-    seal: hashlib.blake2b | Crc32 = Crc32() if entry.digest.startswith(_CRC32) else digest()
+    seal = seal_for(entry)
     try:
         with path.open("rb", buffering=0) as file:
             while count := file.readinto(view[filled : filled + _READ_BYTES]):

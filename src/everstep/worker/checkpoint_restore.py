@@ -17,7 +17,15 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from everstep.adapters.memory_slots import SLOT_COUNT, RankSlots, SlotHeader, image_path, ranks_present, rest_path
+from everstep.adapters.memory_slots import (
+    SLOT_COUNT,
+    RankSlots,
+    SavePages,
+    SlotHeader,
+    image_path,
+    ranks_present,
+    rest_path,
+)
 from everstep.domain.errors import ConfigError, EvidenceError, WorldError
 from everstep.domain.events import CheckpointRefused, CheckpointRestored
 from everstep.domain.ids import Attempt
@@ -29,6 +37,7 @@ from everstep.worker.memory_state import assemble, checked, weights_of
 from everstep.worker.observer import Observer
 from everstep.worker.ranks import Ranks
 from everstep.worker.state import Parts
+from everstep.worker.storage_listing import StorageListing
 
 _log = logging.getLogger(__name__)
 REFUSED = "refused-"
@@ -52,11 +61,15 @@ class Restored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Choice:
-    """Rank 0's word: what to load (None: nothing), from which tier each shard; or why the job must end."""
+    """Rank 0's word: what to load (None: nothing), from which tier each shard; or why the job must end.
+
+    `waits`: storage has not answered yet; ask again.
+    """
 
     manifest: Manifest | None = None
     tiers: tuple[Tier, ...] = ()
     error: str = ""
+    waits: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,6 +107,7 @@ class Restoring:
         self._damaged: dict[Holding, str] = {}
         self._passed_over: set[int] = set()
         self._told: set[str] = set()
+        self._storage = StorageListing(directory, observer, attempt)
 
     def run(self) -> Restored | None:
         """The newest checkpoint that every rank could verify; None when there is none.
@@ -106,6 +120,9 @@ class Restoring:
             choice = self._tell(self._elect() if self._ranks.leads else _Choice())
             if choice.error:
                 raise ConfigError(choice.error)
+            if choice.waits:
+                self._observer.beat()
+                continue
             if choice.manifest is None:
                 self._forget_memory_after(0)
                 return None
@@ -128,16 +145,18 @@ class Restoring:
     # Electing, on rank 0.
 
     def _elect(self) -> _Choice:
-        try:
-            disk = self._newest_on_disk()
-        except (OSError, ConfigError) as error:
-            reason = getattr(error, "strerror", None)
-            if reason is not None:
-                return _Choice(error=f"the checkpoint directory {self._directory} cannot be listed: {reason}")
-            return _Choice(error=str(error))
         memory = self._in_memory()
-        holdings = [_holding(m, shard, Tier.DISK) for m in disk for shard in range(m.world_size)]
-        holdings += [_holding(manifest, shard, Tier.MEMORY) for shard, manifest in memory]
+        holdings = [_holding(manifest, shard, Tier.MEMORY) for shard, manifest in memory]
+        in_memory = elect(holdings, self._damaged).step
+        if in_memory is not None and self._memory and in_memory < SavePages(self._memory).word().durable:
+            in_memory = None  # the saver made a newer one durable, so the disk is worth waiting for
+        try:
+            disk = self._storage.ask(self._newest_on_disk, in_memory)
+        except ConfigError as error:
+            return _Choice(error=str(error))
+        if disk is None:
+            return _Choice(waits=True)
+        holdings += [_holding(m, shard, Tier.DISK) for m in disk for shard in range(m.world_size)]
         election = elect(holdings, self._damaged)
         if election.step is None:
             return _Choice()

@@ -43,20 +43,19 @@ def write_past_cache(path: Path, content: "mmap.mmap | bytes", look: Callable[[m
         with memoryview(content) as whole:
             at = 0
             while at < len(whole):
-                piece = whole[at : at + PIECE_BYTES]
-                if direct and len(piece) % _PAGE_BYTES:
-                    direct = _go_through_cache(fd)
-                try:
-                    _write_all(fd, piece)
-                except OSError as error:
-                    if not (direct and error.errno == errno.EINVAL):
-                        raise
-                    direct = _go_through_cache(fd)  # some file systems take the flag and refuse the write
-                    os.lseek(fd, at, os.SEEK_SET)
-                    _write_all(fd, piece)
-                look(piece)
-                at += len(piece)
-                piece.release()
+                with whole[at : at + PIECE_BYTES] as piece:  # let go also when the disk is full
+                    if direct and len(piece) % _PAGE_BYTES:
+                        direct = _go_through_cache(fd)
+                    try:
+                        _write_all(fd, piece)
+                    except OSError as error:
+                        if not (direct and error.errno == errno.EINVAL):
+                            raise
+                        direct = _go_through_cache(fd)  # some file systems take the flag and refuse the write
+                        os.lseek(fd, at, os.SEEK_SET)
+                        _write_all(fd, piece)
+                    look(piece)
+                    at += len(piece)
         os.fsync(fd)
     finally:
         os.close(fd)

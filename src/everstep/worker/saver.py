@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -163,17 +163,29 @@ class Saver:
             error = str(damage)
         except OSError as problem:
             error = f"step {step} could not be made durable ({problem.strerror})"
-            self._next_s = time.monotonic() + _BACKOFF_S[min(self._failed_in_a_row, len(_BACKOFF_S) - 1)]
-            self._failed_in_a_row += 1
+            self._back_off()
         if error:
             shutil.rmtree(temporary, ignore_errors=True)
-            with contextlib.suppress(OSError):  # a full /dev/shm must not end the saver
-                (self._folder / "saver.error").write_text(f"{error}\n")
-            word = dataclasses.replace(word, failures=word.failures + 1, failed=step)
+            word = self._failed(word, step, error)
         self._say(dataclasses.replace(word, pinned=0, began_ns=self._word.began_ns, moved_ns=time.monotonic_ns()))
         if word.durable == step:
             self._prune()
         return word.durable == step
+
+    def note_defect(self, error: Exception) -> None:
+        """Something that should not happen: it is told like a disk that fails, and tried again as seldom."""
+        self._back_off()
+        reason = f"the saver failed: {type(error).__name__}: {error}"
+        self._say(self._failed(self._word, max(self._committed(), default=0), reason))
+
+    def _back_off(self) -> None:
+        self._next_s = time.monotonic() + _BACKOFF_S[min(self._failed_in_a_row, len(_BACKOFF_S) - 1)]
+        self._failed_in_a_row += 1
+
+    def _failed(self, word: SaverWord, step: int, error: str) -> SaverWord:
+        with contextlib.suppress(OSError):  # a full /dev/shm must not end the saver
+            (self._folder / "saver.error").write_text(f"{error}\n")
+        return dataclasses.replace(word, failures=word.failures + 1, failed=step)
 
     @contextlib.contextmanager
     def _asking_the_disk(self, pinned: int = 0) -> Iterator[None]:
@@ -305,10 +317,18 @@ def main(arguments: list[str]) -> int:
         return 1
     saver = Saver(folder)
     while not (select.select([pipe], [], [], POLL_S)[0] and not os.read(pipe, 1)):
-        saver.turn()
-    saver.flush()
+        _guarded(saver, saver.turn)
+    _guarded(saver, saver.flush)
     remove_folder(folder)
     return 0
+
+
+def _guarded(saver: Saver, work: Callable[[], None]) -> None:
+    try:
+        work()
+    except Exception as error:  # outermost frame
+        _log.exception("everstep: the saver failed, and goes on")
+        saver.note_defect(error)
 
 
 if __name__ == "__main__":

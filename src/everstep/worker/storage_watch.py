@@ -21,23 +21,24 @@ _AGAIN_FACTOR = 6.0
 _LEARNED_FACTOR = 3.0
 """A call is not told of before it has taken this multiple of the longest one that came back."""
 _BEAT_AFTER_S = 5.0
-_BEATS_FOR_S = 1800.0
+BEATS_FOR_S = 1800.0
 """For as long a rank that waits for storage is not taken for a hung one; afterwards it is judged like any other."""
 _POLL_S = 0.5
 _T = TypeVar("_T")
 
 
 class Patience:
-    """When a silence is worth a word."""
+    """When a silence is worth a word: for the first time after `after_s`, and when it lasts."""
 
-    def __init__(self) -> None:
+    def __init__(self, after_s: float = TELL_AFTER_S) -> None:
+        self._after_s = after_s
         self._told_at_s = 0.0
 
     def is_over(self, silent_s: float, *, usual_s: float = 0.0) -> bool:
         """Whether to tell now. Ask again and again; a silence of 0 begins anew."""
         if silent_s < self._told_at_s:
             self._told_at_s = 0.0
-        next_s = self._told_at_s * _AGAIN_FACTOR if self._told_at_s else max(TELL_AFTER_S, usual_s * _LEARNED_FACTOR)
+        next_s = self._told_at_s * _AGAIN_FACTOR if self._told_at_s else max(self._after_s, usual_s * _LEARNED_FACTOR)
         if silent_s < next_s:
             return False
         self._told_at_s = silent_s
@@ -97,7 +98,7 @@ class StorageWatch:
         while not over.wait(_POLL_S):
             silent_s = time.monotonic() - self._moved_s
             with self._lock:
-                if _BEAT_AFTER_S < silent_s < _BEATS_FOR_S and not over.is_set():
+                if _BEAT_AFTER_S < silent_s < BEATS_FOR_S and not over.is_set():
                     self._observer.beat()
             if patience.is_over(silent_s, usual_s=self._longest_s):
                 reason = f"storage has not answered rank {self._rank} for {silent_s:.0f} s"

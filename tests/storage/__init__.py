@@ -1,0 +1,1 @@
+"""Storage that hangs or fails on command, for whole processes; it knows nothing of checkpoints."""
