@@ -10,9 +10,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from everstep.worker import attach
+from everstep.worker import EpochSampler, attach
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
     model = DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, args.steps)
-    loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data, shuffle=True), drop_last=True)
+    loader = DataLoader(data, batch_size=32, sampler=EpochSampler(data), drop_last=True)
     torch.manual_seed(1 + dist.get_rank())  # another dropout on each rank
 
     run = attach(model=model, optimizer=optimizer, scheduler=scheduler)

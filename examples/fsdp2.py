@@ -12,9 +12,9 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
-from everstep.worker import attach
+from everstep.worker import EpochSampler, attach
 
 
 def main() -> None:
@@ -33,7 +33,7 @@ def main() -> None:
         fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data, shuffle=True), drop_last=True)
+    loader = DataLoader(data, batch_size=32, sampler=EpochSampler(data), drop_last=True)
 
     run = attach(model=model, optimizer=optimizer)  # after fully_shard
     for batch, target in run.steps(loader, until=args.steps):

@@ -12,7 +12,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset
 
-from everstep.worker import attach
+from everstep.worker import EpochSampler, SeededDataset, attach
 
 
 class Noisy(Dataset):
@@ -39,7 +39,8 @@ def main() -> None:
     model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Dropout(0.1), nn.Linear(256, 64))
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    loader = DataLoader(Noisy(), batch_size=32, shuffle=True)
+    data = SeededDataset(Noisy())
+    loader = DataLoader(data, batch_size=32, sampler=EpochSampler(data), num_workers=2, persistent_workers=True)
 
     run = attach(model=model, optimizer=optimizer, extra={"average": average})
     for batch in run.steps(loader, until=args.steps):

@@ -62,9 +62,18 @@ def nothing() -> None:
 class Job:
     """The feeds of all ranks of a job, in one process."""
 
-    def __init__(self, world: int, batch: int, data: Any, *, sampler: Any = EpochSampler, **options: Any) -> None:
+    def __init__(
+        self,
+        world: int,
+        batch: int,
+        data: Any,
+        *,
+        sampler: Any = EpochSampler,
+        loader: Any = DataLoader,
+        **options: Any,
+    ) -> None:
         samplers = [sampler(data, num_replicas=world, rank=rank) for rank in range(world)]
-        self.feeds = [Feed(DataLoader(data, batch_size=batch, sampler=s, **options), nothing) for s in samplers]
+        self.feeds = [Feed(loader(data, batch_size=batch, sampler=s, **options), nothing) for s in samplers]
 
     def resumed(self, positions: list[dict[str, Any]]) -> "Job":
         for rank, feed in enumerate(self.feeds):
@@ -336,6 +345,18 @@ def test_the_order_of_a_shuffling_loader_with_persistent_workers_comes_again(bat
     second = feed()
     second.resume(position)
     assert [second.next().tolist() for _ in range(5)] == expected
+
+
+@pytest.mark.parametrize("sampler", [EpochSampler, DistributedSampler])
+def test_a_stateful_data_loader_goes_on_with_other_ranks(sampler: Any) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+    data, had, positions = range(48), list[int](), []
+    for world, steps in ((4, 1), (2, 3), (1, 2)):
+        job = Job(world, 4, data, sampler=sampler, loader=stateful.StatefulDataLoader, num_workers=1)
+        job = job.resumed(positions) if positions else job
+        had += [index for _ in range(steps) for index in job.step()]
+        positions = job.positions()
+    assert had == list(sampler(data, num_replicas=1, rank=0))
 
 
 KILLED = -9

@@ -131,7 +131,7 @@ class Feed:
         generators = len(position["generators"])
         if kept_its_own != self._stateful or saved_rule != rule or generators != len(self._generators):
             raise ConfigError("the checkpoint was saved with another kind of loader; give run.steps() the same kind")
-        if position["world_size"] != self._world_size and (self._stateful or not self._order):
+        if position["world_size"] != self._world_size and not self._order:
             raise ConfigError(
                 f"the checkpoint was saved by {position['world_size']} ranks and this job has {self._world_size}, and "
                 "the order of this loader cannot be divided anew as EpochSampler's can; start the job with "

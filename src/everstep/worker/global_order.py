@@ -46,10 +46,9 @@ def global_order_of(loader: Any) -> GlobalOrder | None:
         batch_size, sampler = batches.batch_size, batches.sampler
     if isinstance(sampler, EpochSampler):
         return EpochOrder(sampler, batch_size, loader)
-    if type(sampler) is DistributedSampler and type(batches) is BatchSampler:
-        return DistributedOrder(sampler, batches)
-    if type(sampler) is Rest and isinstance(batches, BatchSampler):
-        return DistributedOrder(sampler.whole, batches)
+    whole = sampler.whole if type(sampler) is Rest else sampler
+    if type(whole) is DistributedSampler and batches is not None:
+        return DistributedOrder(whole, batches)
     return None
 
 
