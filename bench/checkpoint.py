@@ -207,7 +207,8 @@ def measurements(args: argparse.Namespace) -> dict[str, Callable[[], Outcome]]:
         "pace": lambda: measure_pace(2, 2, 5, args.steps),
         "restore_ddp2": lambda: measure_restore("ddp", 2, layers, rounds),
         "restore_fsdp2": lambda: measure_restore("fsdp2", 2, layers, rounds),
-        "restart4": lambda: measure_restart(layers=max(1, layers // 3), kills=args.kills),
+        "restart2": lambda: measure_restart(world=2, layers=layers, kills=args.kills),
+        "restart4": lambda: measure_restart(world=4, layers=max(1, layers // 3), kills=args.kills),
     }
 
 

@@ -1,72 +1,254 @@
-"""Kills all ranks of a job under `everstep run` and times the way to its first new step, by part, from its ledger."""
+"""Kills all ranks of a job under `everstep run` and times the way to its first new step, beside a cold start.
+
+The cold start is what torchrun's restart comes to at best: all ranks at once from a fresh interpreter, a store that
+listens already, `dcp.load` with the checkpoint out of the page cache. Its clock starts at the exec: seeing the death
+and ending the old attempt are not counted for it. Every first loss must be that of a run that nothing touched.
+"""
 
 import os
+import shutil
 import signal
+import socket
 import statistics
+import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Sequence
+from pathlib import Path
 
+from bench.event_log import EventLog, Life
 from bench.figures import Bar, Outcome, median, spread
-from bench.jobs import WORLD_SIZE, Job, JobError
-from bench.machine import load1
-from everstep.domain.events import CheckpointRestored, WorkerReady
+from bench.jobs import HERE, Job, JobError
+from bench.machine import load1, wait_until_quiet
+from everstep.domain.events import CheckpointRestored
+from everstep.policy.accounting import Accountant
+from everstep.policy.incidents import IncidentLog
 
-LIMIT_S = 1.0
-WITHIN_S = 60.0
-STEPS_BEFORE = 12
-PARTS = ("imported", "attached", "restored", "first_step")
+LIMIT_S = 1.5
+RATIO_MIN = 5.0
+WITHIN_S = 120.0
+STEPS_BEFORE = 6
+BLOCKS = 2
+"""Warm and cold rounds take turns, so that a busy moment of the machine meets both."""
+_SAVE_AT = 3
+_COLD_PARTS = (
+    ("spawn", "proc_start"),
+    ("import", "script_imported"),
+    ("init", "pg_ready"),
+    ("build", "built"),
+    ("restore", "restored"),
+)
 
 
-def measure_restart(*, layers: int, kills: int) -> Outcome:
-    """Kills of all four ranks at once."""
+def measure_restart(*, world: int, layers: int, kills: int) -> Outcome:
+    """So many kills of all ranks, and as many cold starts."""
     rows: list[dict[str, object]] = []
-    with Job("everstep", ("--layers", str(layers)), script="attached.py") as job:
-        for number in range(kills):
-            row: dict[str, object] = {"number": number, "load1": load1()}
+    folder = Path(tempfile.mkdtemp(prefix="everstep-bench-"))
+    try:
+        cold = _Cold(folder, world=world, layers=layers)
+        losses = cold.prepare(until=_SAVE_AT + (kills + 1) * (STEPS_BEFORE + 2))
+        for block in range(BLOCKS):
+            share = range(block * kills // BLOCKS, (block + 1) * kills // BLOCKS)
+            rows += _warm_rounds(world, layers, share, losses)
+            rows += [cold.start(number, losses) for number in share]
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    return outcome_of(rows, name=f"restart_{world}_ranks", size=f"{layers * 85 / 1000:.2f} GB/rank, ")
+
+
+def outcome_of(rows: Sequence[dict[str, object]], *, name: str, size: str) -> Outcome:
+    """The bars of all repetitions; failures are counted and have no time."""
+    totals: dict[str, list[float]] = {
+        way: [float(str(row["total_s"])) for row in rows if row["way"] == way and "total_s" in row]
+        for way in ("everstep", "cold")
+    }
+    failed = sum("error" in row for row in rows)
+    ours, theirs = median(totals["everstep"]), median(totals["cold"])
+    bars = (
+        Bar(
+            name=f"{name}_s",
+            value=ours,
+            unit="s",
+            limit=LIMIT_S,
+            spread=size + spread(totals["everstep"], failed=failed),
+        ),
+        Bar(
+            name=f"{name}_beside_cold",
+            value=round(theirs / ours, 2) if ours and theirs else None,
+            unit="×",
+            limit=RATIO_MIN,
+            at_least=True,
+            spread=f"cold start with dcp.load: {spread(totals['cold'])}",
+        ),
+    )
+    return Outcome(bars=bars, rows=rows, notes=tuple(_part_note(way, name, rows) for way in totals))
+
+
+def _part_note(way: str, name: str, rows: Sequence[dict[str, object]]) -> str:
+    parts: dict[str, list[float]] = {}
+    for row in rows:
+        found = row.get("parts")
+        if row["way"] == way and isinstance(found, dict):
+            for part, value in found.items():
+                parts.setdefault(part, []).append(value)
+    texts = ", ".join(f"{part} {statistics.median(values):.3f}" for part, values in parts.items())
+    return f"{name}, {way}, medians in s: {texts}"
+
+
+def _warm_rounds(world: int, layers: int, numbers: Sequence[int], losses: dict[int, str]) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    with Job("everstep", ("--layers", str(layers)), script="attached.py", world_size=world) as job:
+        for number in numbers:
+            row: dict[str, object] = {"way": "everstep", "number": number, "load1": load1()}
             rows.append(row)
             try:
-                row |= kill_all(job)
+                row |= kill_all(job, losses)
             except JobError as error:
                 row["error"] = str(error)
                 job.keep_folder = True
                 break
-            print(f"kill {number + 1} of all ranks: {row['total_s']:.2f} s {row['parts']}", file=sys.stderr)
-    totals = [float(str(row["total_s"])) for row in rows if "total_s" in row]
-    failed = sum("error" in row for row in rows)
-    size = f"{layers * 85 / 1000:.2f} GB/rank, {WORLD_SIZE} ranks, "
-    bar = Bar(
-        name="restart_s", value=median(totals), unit="s", limit=LIMIT_S, spread=size + spread(totals, failed=failed)
-    )
-    texts = []
-    for part in PARTS:
-        seen = [row["parts"][part] for row in rows if "parts" in row and part in row["parts"]]  # type: ignore[index,operator]
-        texts.append(f"{part} {statistics.median(seen):.3f}" if seen else f"{part} unseen")
-    note = f"restart, medians in s since the order to start, largest rank: {', '.join(texts)}"
-    return Outcome(bars=(bar,), rows=rows, notes=(note,))
+            print(f"kill {number + 1} of all {world} ranks: {row['total_s']:.2f} s {row['parts']}", file=sys.stderr)
+    return rows
 
 
-def kill_all(job: Job) -> dict[str, object]:
+def kill_all(job: Job, losses: dict[int, str]) -> dict[str, object]:
+    """One kill of all ranks, once the job trains well; the loss of every step must be the untouched run's.
+
+    Raises:
+        JobError: it did not come back, or not to the same numbers.
+    """
     job.wait_for_steps(STEPS_BEFORE)
     old = job.log.newest()
-    attempt = max((body.attempt for body in job.ledger if isinstance(body, WorkerReady)), default=0)
+    restored_before = sum(isinstance(body, CheckpointRestored) for body in job.ledger)
     since_s = time.monotonic()
     for life in old.values():
         os.kill(life.pid, signal.SIGKILL)
     job.wait_for(
-        lambda: job.log.recovered(WORLD_SIZE, since_s), within_s=WITHIN_S, what="a step of every rank after the kill"
+        lambda: job.log.recovered(job.world_size, since_s),
+        within_s=WITHIN_S,
+        what="a step of every rank after the kill",
     )
-    lives = job.log.recovered(WORLD_SIZE, since_s)
+    job.wait_for(lambda: _recovered_at_s(job) is not None, within_s=WITHIN_S, what="the ledger's word on the recovery")
+    lives = job.log.recovered(job.world_size, since_s)
     assert lives is not None
-    ends_s = time.monotonic() + 2.0
-    while time.monotonic() < ends_s:  # the notes come with the agent's next look
-        job.read()
-        time.sleep(0.05)
-    ready = [body for body in job.ledger if isinstance(body, WorkerReady) and body.attempt > attempt]
-    restored = [b for b in job.ledger if isinstance(b, CheckpointRestored) and b.attempt > attempt]
+    _compare(lives, losses)
+    restored = [body for body in job.ledger if isinstance(body, CheckpointRestored)][restored_before:]
     reached = max(step for life in old.values() for _, step in life.steps)
+    ends_s = max(life.steps[0][0] for life in lives.values())
     return {
-        "total_s": round(max(life.steps[0][0] for life in lives.values()) - since_s, 3),
-        "parts": {part: round(max(b.after_s for b in ready if b.part == part), 3) for part in {b.part for b in ready}},
+        "total_s": round(ends_s - since_s, 3),
+        "parts": _parts(job, since_s=since_s, ends_s=ends_s),
         "lost_steps": reached - (lives[0].steps[0][1] - 1),
         "source": restored[-1].path if restored else "",
     }
+
+
+def _recovered_at_s(job: Job) -> float | None:
+    log = IncidentLog()
+    for body in job.ledger:
+        log.handle(body)
+    found = log.incidents(Accountant().account())
+    return found[-1].recovered_at_s if found else None
+
+
+def _parts(job: Job, *, since_s: float, ends_s: float) -> dict[str, float]:
+    """The parts as `everstep report` tells them, from the kill to the script's own word on its first step."""
+    log, accountant = IncidentLog(), Accountant()
+    for body in job.ledger:
+        log.handle(body)
+        accountant.handle(body)
+    incident = log.incidents(accountant.account())[-1]
+    zero_s = max(life.zero_ns for life in job.log.lives) / 1e9
+    parts, at_s = {}, incident.since_s + zero_s
+    for part in incident.parts:
+        begins_s, at_s = max(at_s, since_s), at_s + part.duration_s
+        if part.name == incident.parts[-1].name:
+            at_s = ends_s
+        parts[part.name] = round(max(0.0, at_s - begins_s), 3)
+    return parts
+
+
+def _compare(lives: dict[int, Life], losses: dict[int, str]) -> None:
+    for rank, life in lives.items():
+        for step, loss in life.losses.items():
+            if step in losses and losses[step] != f"{rank} {loss}".partition(" ")[2]:
+                raise JobError(f"rank {rank} has another loss at step {step} than the run that nothing touched")
+
+
+class _Cold:
+    """Starts all ranks from nothing."""
+
+    def __init__(self, folder: Path, *, world: int, layers: int) -> None:
+        self._folder = folder
+        self._checkpoint = folder / "dcp"
+        self._world = world
+        self._layers = layers
+
+    def prepare(self, *, until: int) -> dict[int, str]:
+        """Train without interruption and save once; the losses by step, which all ranks share."""
+        log, _ = self._launch("--until", str(until), within_s=600.0)
+        return log.newest()[0].losses
+
+    def start(self, number: int, losses: dict[int, str]) -> dict[str, object]:
+        """One cold start, with the checkpoint out of the page cache."""
+        row: dict[str, object] = {"way": "cold", "number": number, "load1": load1(), "busy": wait_until_quiet()}
+        for path in self._checkpoint.iterdir():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        try:
+            log, since_s = self._launch("--load", within_s=WITHIN_S)
+            lives = log.newest()
+            _compare(lives, losses)
+        except JobError as error:
+            return row | {"error": str(error)}
+        ends_s = max(life.steps[0][0] for life in lives.values())
+        parts, at_s = {}, since_s
+        for part, event in _COLD_PARTS:
+            begins_s, at_s = at_s, max(life.told[event] for life in lives.values())
+            parts[part] = round(at_s - begins_s, 3)
+        parts["first_step"] = round(ends_s - at_s, 3)
+        print(f"cold start {number + 1} of {self._world} ranks: {ends_s - since_s:.2f} s {parts}", file=sys.stderr)
+        return row | {"total_s": round(ends_s - since_s, 3), "parts": parts}
+
+    def _launch(self, *arguments: str, within_s: float) -> tuple[EventLog, float]:
+        """Run all ranks to their end; what they told, and when the first was started."""
+        path = self._folder / "events.jsonl"
+        path.unlink(missing_ok=True)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        script = [str(HERE / "attached.py"), f"--layers={self._layers}", f"--folder={self._checkpoint}"]
+        since_s = time.monotonic()
+        ranks = [
+            subprocess.Popen(
+                [sys.executable, *script, "--save-at", str(_SAVE_AT), *arguments],
+                env={**os.environ, **self._environment(rank, port, path)},
+                stdin=subprocess.DEVNULL,
+            )
+            for rank in range(self._world)
+        ]
+        try:
+            for process in ranks:
+                if process.wait(max(0.1, since_s + within_s - time.monotonic())) != 0:
+                    raise JobError(f"a rank of the cold start ended with {process.returncode}")
+        except subprocess.TimeoutExpired as late:
+            raise JobError(f"the cold start took more than {within_s:.0f} s") from late
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
+        log = EventLog()
+        log.take(path.read_text().splitlines())
+        return log, since_s
+
+    def _environment(self, rank: int, port: int, events: Path) -> dict[str, str]:
+        place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self._world, "MASTER_PORT": port}
+        return {
+            **{name: str(value) for name, value in place.items()},
+            "MASTER_ADDR": "127.0.0.1",
+            "OMP_NUM_THREADS": "1",
+            "BENCH_LOG": str(events),
+            "BENCH_TRIGGERS": str(self._folder),
+        }

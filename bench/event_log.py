@@ -17,6 +17,7 @@ class Life:
         zero_ns: CLOCK_MONOTONIC at second 0 of everstep's ledger; 0 under another launcher.
         told: when each event other than a step came first.
         steps: time and number of each step that ended.
+        losses: what the script told of them, by step.
     """
 
     pid: int
@@ -25,6 +26,7 @@ class Life:
     zero_ns: int
     told: dict[str, float] = field(default_factory=dict)
     steps: list[tuple[float, int]] = field(default_factory=list)
+    losses: dict[int, str] = field(default_factory=dict)
 
 
 class EventLog:
@@ -44,6 +46,8 @@ class EventLog:
             life = self._by_pid[record["pid"]]
             if record["event"] == "step":
                 life.steps.append((record["t"], record["step"]))
+                if "loss" in record:
+                    life.losses[record["step"]] = record["loss"]
             else:
                 life.told.setdefault(record["event"], record["t"])
 

@@ -52,16 +52,25 @@ class _Tail:
 
 
 class Job:
-    """One job of four ranks. `with` stops it and all that it started.
+    """One job. `with` stops it and all that it started.
 
     Args:
         launcher: `everstep` or `torchrun`.
         arguments: the script's.
         script: a file of this folder.
+        world_size: ranks.
     """
 
-    def __init__(self, launcher: str, arguments: Sequence[str] = (), *, script: str = "workload.py") -> None:
+    def __init__(
+        self,
+        launcher: str,
+        arguments: Sequence[str] = (),
+        *,
+        script: str = "workload.py",
+        world_size: int = WORLD_SIZE,
+    ) -> None:
         self.launcher = launcher
+        self.world_size = world_size
         self.folder = Path(tempfile.mkdtemp(prefix="everstep-bench-"))
         self.triggers = self.folder / "triggers"
         self.triggers.mkdir()
@@ -144,7 +153,7 @@ class Job:
             JobError: it did not come to that.
         """
         self.wait_for(
-            lambda: self.log.have_stepped(WORLD_SIZE, count),
+            lambda: self.log.have_stepped(self.world_size, count),
             within_s=START_WITHIN_S,
             what=f"{count} steps of each rank",
         )
@@ -160,10 +169,10 @@ class Job:
     def _command(self) -> list[str]:
         if self.launcher == "everstep":
             program = str(Path(sys.executable).with_name("everstep"))
-            return [program, "run", "--nproc-per-node", str(WORLD_SIZE), "--run-dir", str(self.folder / "run")]
+            return [program, "run", "--nproc-per-node", str(self.world_size), "--run-dir", str(self.folder / "run")]
         return [
             *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
-            *("--nproc-per-node", str(WORLD_SIZE), "--max-restarts", "100"),
+            *("--nproc-per-node", str(self.world_size), "--max-restarts", "100"),
         ]
 
     def _environment(self) -> dict[str, str]:

@@ -13,6 +13,7 @@ from everstep.adapters.worker_environment import (
     RUN_VARIABLE,
     Place,
     WorkerPaths,
+    everstep_defaults,
     torchrun_environment,
     worker_paths,
 )
@@ -116,3 +117,25 @@ def test_the_names_are_those_that_torchs_own_agent_sets() -> None:
                 names.add("LOCAL_RANK")
     assert len(names) > 10, "torch's agent has changed its shape: look at _start_workers"
     assert set(torchrun_environment(place())) == names | SET_ELSEWHERE
+
+
+@pytest.mark.parametrize(
+    ("environment", "libc", "added"),
+    [
+        ({}, "glibc 2.36", {"GLIBC_TUNABLES": "glibc.malloc.hugetlb=1"}),
+        ({}, "glibc 2.34", {"THP_MEM_ALLOC_ENABLE": "1"}),
+        ({}, "musl", {"THP_MEM_ALLOC_ENABLE": "1"}),
+        ({"GLIBC_TUNABLES": ""}, "glibc 2.41", {"THP_MEM_ALLOC_ENABLE": "1"}),
+        ({"THP_MEM_ALLOC_ENABLE": "0"}, "glibc 2.41", {}),
+    ],
+)
+def test_huge_pages_are_asked_for_where_the_user_says_nothing(
+    environment: dict[str, str], libc: str, added: dict[str, str]
+) -> None:
+    assert everstep_defaults(environment, None, libc=libc) == added
+
+
+def test_compilers_keep_their_work_in_the_run_unless_the_user_has_a_place_for_it() -> None:
+    found = everstep_defaults({"TRITON_CACHE_DIR": "/mine"}, Path("/run/compile-cache"))
+    assert found["TORCHINDUCTOR_CACHE_DIR"] == "/run/compile-cache/inductor"
+    assert "TRITON_CACHE_DIR" not in found

@@ -276,3 +276,39 @@ def test_a_script_without_an_optimizer_counts_its_own_steps_from_where_it_resume
     assert done.code == ExitCode.DONE, done.err
     steps = done.bodies(StepsFinished)
     assert (steps[0].first_step, steps[-1].last_step) == (501, 505)
+
+
+IMPORTS = """
+import sys
+{first}
+import torch.distributed.checkpoint
+import wave
+before = {{"wave", "torch.distributed.checkpoint"}} <= set(WARM)
+print("foreseen" if before else "imported here")
+"""
+
+
+def script_with_imports(folder: Path, first: str) -> Path:
+    (folder / "warm.py").write_text("import sys\nWARM = set(sys.modules)\n")
+    (folder / "train.py").write_text(IMPORTS.format(first=first + "\nfrom warm import WARM"))
+    return folder / "train.py"
+
+
+def test_the_standby_has_the_scripts_imports_and_not_its_modules(tmp_path: Path) -> None:
+    done = run(tmp_path / "run", "--nproc-per-node", "2", str(script_with_imports(tmp_path, "")))
+    assert done.code == ExitCode.DONE, done.err
+    assert done.out.count("foreseen") == 2
+    assert done.bodies(WorkersStarted)[0].warm
+
+
+def test_a_script_whose_imports_make_forks_unsafe_still_starts_warm(tmp_path: Path) -> None:
+    (tmp_path / "site-packages").mkdir()
+    (tmp_path / "site-packages" / "starts_a_thread.py").write_text(
+        "import threading, time\nthreading.Thread(target=time.sleep, args=(600,), daemon=True).start()\n"
+    )
+    script = script_with_imports(tmp_path, "import starts_a_thread")
+    done = run(tmp_path / "run", "--nproc-per-node", "2", str(script), PYTHONPATH=str(tmp_path / "site-packages"))
+    assert done.code == ExitCode.DONE, done.err
+    assert done.out.count("imported here") == 2
+    assert done.bodies(WorkersStarted)[0].warm
+    assert "after importing starts_a_thread it has 2 threads" in done.err

@@ -211,10 +211,8 @@ class LocalWorkers:
 
     def _standing(self) -> set[int]:
         """Processes that outlive an attempt."""
-        return {
-            self._standby.pid if self._standby else 0,
-            self._stores.reserve_pid if self._stores else 0,
-        }
+        standby = self._standby.pids if self._standby else set()
+        return {*standby, self._stores.reserve_pid if self._stores else 0}
 
     def _warm(self) -> bool:
         if self._standby is None:

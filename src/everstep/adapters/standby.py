@@ -3,6 +3,7 @@
 Knows nothing of jobs: it turns an environment and arguments into a pid, as fast as it can.
 """
 
+import logging
 import os
 import select
 import socket
@@ -16,6 +17,7 @@ import msgspec
 
 from everstep.domain.errors import WorldError
 
+_log = logging.getLogger(__name__)
 _READY_WITHIN_S = 300.0
 _FORK_WITHIN_S = 20.0
 _MESSAGE_BYTES = 1 << 16
@@ -48,12 +50,29 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Heir:
+    """What became of the script's own imports.
+
+    Attributes:
+        pid: the process that has them and serves instead of the zygote; 0 for none.
+        problem: why they are not used.
+        count, took_s: modules, and seconds for them.
+    """
+
+    pid: int = 0
+    problem: str = ""
+    count: int = 0
+    took_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StandbyReport:
     """How the zygote came up: seconds of imports, why it cannot fork (empty: it can), what could not be preloaded."""
 
     took_s: float = 0.0
     hazard: str = ""
     problems: tuple[str, ...] = ()
+    heir: Heir = Heir()
 
 
 class Standby:
@@ -62,18 +81,23 @@ class Standby:
     Args:
         environment: what the zygote and so every fork starts with.
         preload: further modules to import.
+        program: whose imports to foresee, for as long as that does no harm.
     """
 
-    def __init__(self, *, environment: Mapping[str, str], preload: Sequence[str] = ()) -> None:
+    def __init__(
+        self, *, environment: Mapping[str, str], preload: Sequence[str] = (), program: Program | None = None
+    ) -> None:
         self._environment = dict(environment)
         self._preload = tuple(preload)
+        self._program = program if program is not None and program.python else None
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
         self._report: StandbyReport | None = None
 
     @property
-    def pid(self) -> int:
-        return self._process.pid if self._process else 0
+    def pids(self) -> set[int]:
+        """The zygote's own processes, not those of its forks."""
+        return {self._process.pid if self._process else 0, self._report.heir.pid if self._report else 0}
 
     def warm_up(self) -> None:
         """Begin to import, in the background. Harmless when it has begun already; begins anew when it has died."""
@@ -85,11 +109,18 @@ class Standby:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "everstep.worker.zygote", str(theirs.fileno()), *self._preload],
+                [sys.executable, "-m", "everstep.worker.zygote", str(theirs.fileno()), self._imports()],
                 pass_fds=[theirs.fileno()],
                 env=self._environment,
                 stdin=subprocess.DEVNULL,
             )
+
+    def _imports(self) -> str:
+        program = self._program
+        order = {"modules": self._preload}
+        if program is not None:
+            order |= {"script": program.arguments[0], "is_module": program.module}  # type: ignore[dict-item]
+        return msgspec.json.encode(order).decode()
 
     def report(self, *, timeout_s: float = _READY_WITHIN_S) -> StandbyReport:
         """How the zygote came up; waits for it.
@@ -99,6 +130,9 @@ class Standby:
         """
         if self._report is None:
             self._report = msgspec.convert(self._receive(timeout_s), StandbyReport)
+            if problem := self._report.heir.problem:
+                self._program = None  # and so it stays, also when the zygote has to begin anew
+                _log.warning("everstep: the warm standby does without the script's own imports: %s", problem)
         return self._report
 
     def ready(self) -> bool:

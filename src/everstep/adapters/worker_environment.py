@@ -6,6 +6,7 @@ The only file through which environment variables cross a process border.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -14,6 +15,10 @@ from everstep.domain.errors import ConfigError
 RUN_VARIABLE = "EVERSTEP_RUN"
 """The run's id, in the environment of all that the run starts: the guard finds orphans by it."""
 _WORKER_VARIABLE = "EVERSTEP_WORKER"
+_HUGE_PAGES_SINCE = (2, 35)
+"""The first glibc whose malloc can ask for huge pages."""
+_TUNABLES, _TORCH_HUGE_PAGES = "GLIBC_TUNABLES", "THP_MEM_ALLOC_ENABLE"
+_COMPILE_CACHES = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +74,42 @@ def worker_paths(environment: Mapping[str, str] = os.environ) -> WorkerPaths | N
         return msgspec.json.decode(text, type=WorkerPaths)
     except msgspec.MsgspecError as error:
         raise ConfigError(f"{_WORKER_VARIABLE} is malformed ({error}); only `everstep run` should set it") from error
+
+
+def everstep_defaults(environment: Mapping[str, str], compile_cache: Path | None, *, libc: str = "") -> dict[str, str]:
+    """What everstep adds to the user's own environment, for all workers; it replaces nothing that is set.
+
+    Huge pages: with pages of 4 kB a process spends longer in page faults than in copying what it restores; see
+    docs/decisions/0012. Nothing happens where the kernel forbids them.
+
+    Args:
+        compile_cache: an existing folder for what PyTorch and Triton compile, so that the next attempt finds it.
+        libc: the C library's name and version; empty asks this system's.
+    """
+    added: dict[str, str] = {}
+    if _TORCH_HUGE_PAGES not in environment:
+        if _TUNABLES not in environment and _knows_huge_pages(libc or _libc()):
+            added[_TUNABLES] = "glibc.malloc.hugetlb=1"
+        else:
+            added[_TORCH_HUGE_PAGES] = "1"
+    if compile_cache is not None:
+        added |= {name: str(compile_cache / folder) for name, folder in _COMPILE_CACHES.items()}
+    return {name: value for name, value in added.items() if name not in environment}
+
+
+def _libc() -> str:
+    try:
+        return os.confstr("CS_GNU_LIBC_VERSION") or ""
+    except (ValueError, OSError):
+        return ""
+
+
+def _knows_huge_pages(libc: str) -> bool:
+    name, _, version = libc.partition(" ")
+    numbers = version.split(".")
+    if name != "glibc" or not all(number.isdecimal() for number in numbers):
+        return False
+    return tuple(int(number) for number in numbers) >= _HUGE_PAGES_SINCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

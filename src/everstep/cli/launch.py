@@ -31,7 +31,7 @@ from everstep.adapters.roster import Roster
 from everstep.adapters.saver_process import SaverProcess
 from everstep.adapters.snapshot_request import answering
 from everstep.adapters.standby import Standby
-from everstep.adapters.worker_environment import RUN_VARIABLE
+from everstep.adapters.worker_environment import RUN_VARIABLE, everstep_defaults
 from everstep.adapters.worker_logs import WorkerLogs
 from everstep.adapters.worker_notes import RosterPages
 from everstep.cli.run_arguments import RunPlan, command_line
@@ -152,7 +152,9 @@ def _make_workers(
     environment[RUN_VARIABLE] = opening.mark
     if plan.worker_count > 1:
         environment.setdefault("OMP_NUM_THREADS", "1")  # as torchrun does
-    standby = Standby(environment=environment, preload=plan.preload) if plan.standby else None
+    environment |= everstep_defaults(environment, _compile_cache(plan.run_dir))
+    program = plan.program if plan.script_imports else None
+    standby = Standby(environment=environment, preload=plan.preload, program=program) if plan.standby else None
     if standby is not None:
         standby.warm_up()
     has_torch = importlib.util.find_spec("torch") is not None
@@ -203,6 +205,18 @@ def _saver(run: str) -> SaverProcess | None:
     except WorldError as problem:
         _log.warning("checkpoints stay out of memory and go to disk only: %s", problem)
         return None
+
+
+def _compile_cache(run_dir: Path) -> Path | None:
+    """Where compilers keep their work from attempt to attempt: what lies there is run, so it is the user's alone."""
+    folder = run_dir.resolve() / "compile-cache"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        folder.chmod(0o700)
+    except OSError as problem:
+        _log.warning("compilers keep their usual caches: %s cannot be used (%s)", folder, problem.strerror)
+        return None
+    return folder
 
 
 def _make_writable(folder: Path, flag: str) -> None:

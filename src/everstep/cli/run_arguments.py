@@ -66,6 +66,7 @@ class RunPlan:
     rdzv_id: str
     standby: bool
     preload: tuple[str, ...]
+    script_imports: bool = True
     virtual_local_rank: bool = False
     faults: tuple[PlannedFault, ...] = ()
     recovery: RecoveryConfig
@@ -96,6 +97,11 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--preload", default="", metavar="M,M", help="further modules for the warm standby to import, e.g. transformers"
     )
     own.add_argument("--no-standby", action="store_true", help="start every worker from a cold interpreter")
+    own.add_argument(
+        "--no-script-imports",
+        action="store_true",
+        help="let the warm standby import PyTorch and --preload only, not what the script imports at its top",
+    )
     own.add_argument(
         "--grace",
         type=float,
@@ -252,6 +258,7 @@ def plan_run(args: argparse.Namespace) -> RunPlan:
         rdzv_id=args.rdzv_id,
         standby=not (args.no_standby or args.no_python),
         preload=_preload(args.preload),
+        script_imports=not args.no_script_imports,
         virtual_local_rank=args.virtual_local_rank,
         faults=tuple(
             parse_fault(text, number=number, world_size=worker_count) for number, text in enumerate(args.inject, 1)

@@ -6,6 +6,10 @@ A fork of it becomes rank r of attempt a in milliseconds, where a cold interpret
 The rules, measured in checkpointing.md section 5: one thread at every fork, no parallel region, no backward, no process
 group, no CUDA. The zygote checks itself before each fork and refuses when one is broken.
 
+What the script imports at its top is imported by an heir, a fork of the zygote (`script_imports.py`). If that starts a
+thread, touches a GPU, draws random numbers, fails or takes too long, the heir is dropped and the zygote serves itself;
+else the heir serves and the zygote only waits for its end.
+
 Orders come as JSON datagrams on the socket given by number, with the worker's stdout and stderr as descriptors;
 the answer is the worker's pid. Each worker is orphaned on purpose: it becomes a child of the agent, which is a
 subreaper and so learns every exit status itself.
@@ -13,21 +17,24 @@ subreaper and so learns every exit status itself.
 
 import contextlib
 import gc
+import hashlib
 import importlib
 import io
 import os
+import select
 import signal
 import socket
 import sys
 import time
 import types
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
 from everstep.adapters.processes import die_with_parent
+from everstep.worker.script_imports import import_wanted, imports_of_module, imports_of_script
 
 _PRELOADS = (
     "torch",
@@ -43,6 +50,39 @@ _PRELOADS = (
 _MESSAGE_BYTES = 1 << 20
 _DESCRIPTOR_COUNT = 64
 _ORPHANED_WITHIN_S = 5.0
+_SCRIPT_IMPORTED_WITHIN_S = 120.0
+_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/render", "/dev/infiniband/")
+"""What must not be open at a fork."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imports:
+    """What to import beside PyTorch.
+
+    Attributes:
+        modules: by name.
+        script: script or module whose imports to foresee; empty for none.
+        is_module: it is a module, as in `-m`.
+    """
+
+    modules: list[str]
+    script: str = ""
+    is_module: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Heir:
+    """How the script's imports went.
+
+    Attributes:
+        pid: who serves; 0 when the heir was dropped, and then why.
+        count: modules that the script names and that could be imported.
+    """
+
+    pid: int = 0
+    problem: str = ""
+    count: int = 0
+    took_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,30 +128,106 @@ def fork_hazard() -> str:
         return f"it has {threads} threads"
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # the listing's own descriptor is closed by now
-            if str(Path("/proc/self/fd", descriptor).readlink()).startswith("/dev/nvidia"):
-                return "an import has touched CUDA"
+            if (device := str(Path("/proc/self/fd", descriptor).readlink())).startswith(_DEVICES):
+                return f"an import has opened {device}"
     return ""
 
 
 def main(arguments: list[str]) -> int:
-    """`zygote FD [MODULE…]`: import, say ready, fork on order until the socket closes. In a fork: run the script."""
+    """`zygote FD IMPORTS`: import, say ready, fork on order until the socket closes. In a fork: run the script."""
     die_with_parent()
     line = socket.socket(fileno=int(arguments[0]))
+    imports = msgspec.json.decode(arguments[1], type=Imports)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the agent's affair
     started_s = time.monotonic()
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")  # asking whether there is a GPU must not start CUDA
-    problems = preload([*_PRELOADS, *arguments[1:]])
+    problems = preload([*_PRELOADS, *imports.modules])
     _touch_optimizer()
+    hazard = _make_ready()
+    heir = _Heir()
+    if imports.script and not hazard:
+        found = _fork_heir(imports)
+        if found is None:
+            return _live(line)
+        heir = found
+    took_s = time.monotonic() - started_s
+    line.send(msgspec.json.encode({"hazard": hazard, "took_s": took_s, "problems": problems, "heir": heir}))
+    if heir.pid:
+        os.waitpid(heir.pid, 0)
+        return 0
+    return _live(line)
+
+
+def _live(line: socket.socket) -> int:
+    order = _serve(line)
+    return 0 if order is None else _become(order)
+
+
+def _make_ready() -> str:
+    """Before forks: what is here now stays, and is never copied for the collector's sake. Returns the hazard."""
     gc.collect()
     gc.freeze()
     os.waitpid(_fork_nothing(), 0)  # a BLAS thread pool ends at the first fork; count after it
-    line.send(
-        msgspec.json.encode({"hazard": fork_hazard(), "took_s": time.monotonic() - started_s, "problems": problems})
-    )
-    order = _serve(line)
-    if order is None:
-        return 0
-    return _become(order)
+    return fork_hazard()
+
+
+def _fork_heir(imports: Imports) -> _Heir | None:
+    """Fork a process that has the script's imports too. Returns None in it."""
+    read_end, write_end = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(read_end)
+        die_with_parent()
+        os.dup2(2, 1)  # what an import prints is not the script's output
+        word = _import_script(imports)
+        os.write(write_end, msgspec.json.encode(word))
+        os.close(write_end)
+        return None
+    os.close(write_end)
+    with os.fdopen(read_end, "rb") as answer:
+        came = select.select([answer], [], [], _SCRIPT_IMPORTED_WITHIN_S)[0]
+        text = answer.read() if came else b""
+    if not came:
+        word = _Heir(problem=f"they take more than {_SCRIPT_IMPORTED_WITHIN_S:.0f} s")
+    else:
+        word = msgspec.json.decode(text, type=_Heir) if text else _Heir(problem="one of them ends the process")
+    if not word.problem:
+        return replace(word, pid=pid)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    return word
+
+
+def _import_script(imports: Imports) -> _Heir:
+    started_s, luck, count = time.monotonic(), _luck(), 0
+    wanted = imports_of_module(imports.script) if imports.is_module else imports_of_script(Path(imports.script))
+    here = sys.path.pop(0) if sys.path[:1] == [str(Path.cwd())] else None  # what lies here is the user's own
+    for item in wanted:
+        try:
+            count += import_wanted(item)
+        except BaseException as error:  # outermost frame of foreign code
+            return _Heir(problem=f"importing {item.module} raises {type(error).__name__}: {error}"[:500])
+        if fork_hazard() and (hazard := _make_ready()):
+            return _Heir(problem=f"after importing {item.module} {hazard}")
+    if here is not None:
+        sys.path.insert(0, here)
+    if luck != _luck():
+        return _Heir(problem="one of them draws or seeds random numbers")
+    if hazard := _make_ready():
+        return _Heir(problem=hazard)
+    return _Heir(count=count, took_s=time.monotonic() - started_s)
+
+
+def _luck() -> str:
+    """A digest of the random states that forks get anew."""
+    import random
+
+    states = [repr(random.getstate()).encode()]
+    if (torch := sys.modules.get("torch")) is not None:
+        states.append(bytes(torch.get_rng_state().tolist()))
+    if (numpy := sys.modules.get("numpy.random")) is not None:
+        states.append(repr(numpy.get_state()).encode())
+    return hashlib.blake2b(b"".join(states)).hexdigest()
 
 
 def _fork_nothing() -> int:
