@@ -18,7 +18,8 @@ from tests.storage.faulty_store import FaultyStore
 
 from everstep.adapters.mirror_process import ELSEWHERE, MirrorOrder, MirrorProcess
 from everstep.adapters.object_store import ObjectStore
-from everstep.domain.errors import ConfigError, EvidenceError, WorldError
+from everstep.cli.main import main
+from everstep.domain.errors import ConfigError, EvidenceError, ExitCode, WorldError
 from everstep.worker import checkpoint_manifest as manifests
 from everstep.worker import mirror_upload
 from everstep.worker.checkpoint_manifest import Crc32, FileEntry, Manifest
@@ -301,3 +302,30 @@ def test_a_mirror_that_cannot_be_read_ends_a_start_that_has_nothing_else(
 def test_a_url_without_its_plugin_says_what_to_install() -> None:
     with pytest.raises(ConfigError, match="nowhere://bucket cannot be used"):
         ObjectStore("nowhere://bucket")
+
+
+def test_the_command_line_lists_verifies_fetches_and_prunes_a_mirror(
+    directory: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"file://{tmp_path}/store"
+    for step in (10, 20, 30):
+        save(directory, step)
+        Mirror(ObjectStore(url)).upload(directory, step)
+    (tmp_path / "store" / "step-00000030" / "manifest.json").unlink()
+    assert main(["checkpoints", url, "list"]) == ExitCode.DONE
+    listed = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in listed] == ["step", "30", "20", "10"]
+    assert "its upload never ended" in listed[1]
+    assert listed[2].endswith("complete in the mirror")
+    assert main(["checkpoints", str(directory), "list", "--mirror", url]) == ExitCode.DONE
+    assert len(capsys.readouterr().out.splitlines()) == 7
+    out = tmp_path / "out"
+    assert main(["checkpoints", url, "fetch", "--out", str(out)]) == ExitCode.DONE
+    assert content(out / "step-00000020") == content(directory / "step-00000020")
+    assert main(["checkpoints", url, "verify", "--step", "20"]) == ExitCode.DONE
+    (tmp_path / "store" / "step-00000020" / "rank-00000.pt").write_bytes(b"!" * 5000)
+    assert main(["checkpoints", url, "verify", "--step", "20"]) == ExitCode.SCRIPT_BUG
+    assert main(["checkpoints", url, "prune", "--keep", "1"]) == ExitCode.DONE
+    assert "removed step 10" in capsys.readouterr().out
+    assert main(["checkpoints", url, "list", "--step", "10"]) == ExitCode.USAGE
+    assert main(["checkpoints", str(directory), "fetch", "--out", str(out)]) == ExitCode.USAGE

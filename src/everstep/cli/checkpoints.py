@@ -1,12 +1,15 @@
-"""`everstep checkpoints`: list, verify, prune and export the checkpoints of a run; it reads what lies on disk."""
+"""`everstep checkpoints`: list, verify, prune and export the checkpoints of a run, on disk or in a mirror."""
 
 import argparse
 import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
+from everstep.adapters.object_store import is_url
+from everstep.cli.mirrored import MirrorShelf
 from everstep.domain.errors import ConfigError, EvidenceError, ExitCode
 from everstep.worker import checkpoint_manifest as manifests
 
@@ -17,8 +20,11 @@ examples:
   everstep checkpoints RUN prune --keep 1                       remove all but the newest complete one
   everstep checkpoints RUN export --to dcp --out final          for dcp.load, without everstep
   everstep checkpoints RUN export --to safetensors --out model.safetensors --step 500
+  everstep checkpoints s3://bucket/run list                     what a mirror has; also verify, prune, export
+  everstep checkpoints RUN list --mirror s3://bucket/run        both
+  everstep checkpoints s3://bucket/run fetch --out DIR          bring the newest one here, tested
 
-exit code 10 when verify finds damage; RUN is a run directory or a folder of checkpoints.
+exit code 10 when verify finds damage; RUN is a run directory, a folder of checkpoints, or the URL of a mirror.
 """
 
 
@@ -31,23 +37,32 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("run_dir", type=Path, metavar="RUN", help="run directory, or a folder of checkpoints")
-    parser.add_argument("action", choices=("list", "verify", "prune", "export"))
+    parser.add_argument("run_dir", metavar="RUN", help="run directory, a folder of checkpoints, or a mirror's URL")
+    parser.add_argument("action", choices=("list", "verify", "prune", "export", "fetch"))
     parser.add_argument(
         "--step", type=int, default=None, metavar="N", help="this one (default: verify all, export newest)"
     )
     parser.add_argument("--keep", type=int, default=2, metavar="N", help="complete ones that prune leaves (default: 2)")
     parser.add_argument("--to", choices=("dcp", "safetensors"), default="dcp", help="form of the export (default: dcp)")
-    parser.add_argument("--out", type=Path, default=None, metavar="PATH", help="where the export goes")
+    parser.add_argument(
+        "--out", type=Path, default=None, metavar="PATH", help="where the export or the fetched one goes"
+    )
+    parser.add_argument("--mirror", default="", metavar="URL", help="list this mirror, too")
 
 
 def run(args: argparse.Namespace) -> int:
-    """Do one of the four. Returns the exit code.
+    """Do one of the five. Returns the exit code.
 
     Raises:
         ConfigError: there are no checkpoints, or not the one that was asked for.
+        WorldError: a mirror fails.
     """
-    folder = args.run_dir / "checkpoints" if (args.run_dir / "checkpoints").is_dir() else args.run_dir
+    if is_url(args.run_dir):
+        return _run_mirror(args)
+    if args.action == "fetch":
+        raise ConfigError(f"fetch brings a checkpoint from a mirror: give its URL instead of {args.run_dir}")
+    given = Path(args.run_dir)
+    folder = given / "checkpoints" if (given / "checkpoints").is_dir() else given
     try:
         steps = manifests.all_steps(folder)
     except OSError as error:
@@ -59,12 +74,44 @@ def run(args: argparse.Namespace) -> int:
     match args.action:
         case "list":
             sys.stdout.writelines(f"{line}\n" for line in _rows(folder, steps))
+            if args.mirror:
+                sys.stdout.writelines(f"{line}\n" for line in MirrorShelf(args.mirror, args.step).rows(_MIRROR_ROW))
             return ExitCode.DONE
         case "verify":
             return _verify(folder, steps)
         case "prune":
             return _prune(folder, args.keep)
     return _export(folder, args.to, args.out, args.step)
+
+
+_MIRROR_ROW = "{step:>10}  {size:>9}  {ranks:>5}  {state}"
+
+
+def _run_mirror(args: argparse.Namespace) -> int:
+    shelf = MirrorShelf(args.run_dir, args.step)
+    match args.action:
+        case "list":
+            sys.stdout.write(f"{'step':>10}  {'size':>9}  {'ranks':>5}  state\n")
+            sys.stdout.writelines(f"{line}\n" for line in shelf.rows(_MIRROR_ROW))
+            return ExitCode.DONE
+        case "verify":
+            return shelf.verify()
+        case "prune":
+            _check_keep(args.keep)
+            return shelf.prune(args.keep)
+    if args.out is None:
+        raise ConfigError(f"{args.action} needs --out PATH")
+    if args.action == "fetch":
+        sys.stdout.write(f"{shelf.fetch(args.out)}\n")
+        return ExitCode.DONE
+    with tempfile.TemporaryDirectory(prefix="everstep-export-") as folder:
+        shelf.fetch(Path(folder))
+        return _export(Path(folder), args.to, args.out, None)
+
+
+def _check_keep(keep: int) -> None:
+    if keep < 1:
+        raise ConfigError(f"--keep {keep}: the last complete checkpoint always stays; write 1 or more")
 
 
 def _named(steps: Sequence[int]) -> str:
@@ -121,8 +168,7 @@ def _problems(path: Path) -> Iterator[str]:
 
 
 def _prune(folder: Path, keep: int) -> int:
-    if keep < 1:
-        raise ConfigError(f"--keep {keep}: the last complete checkpoint always stays; write 1 or more")
+    _check_keep(keep)
     for step in manifests.complete_steps(folder)[keep:]:
         path = folder / manifests.folder_name(step)
         aside = folder / f".tmp-old-{path.name}"
