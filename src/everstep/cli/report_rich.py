@@ -57,6 +57,8 @@ def _show_run(console: Console, run: RunReport) -> None:
         console.print(Text(plain.NO_STEP_NOTE, style="yellow"))
     console.print(_parts_table(run.account.parts))
     _show_interruptions(console, run.interruptions, run.accuracy)
+    for line in plain.storage_lines(run.storage):
+        console.print(Text(line, style="yellow"))
     console.print()
     in_full = len(run.incidents) <= plain.TOLD_IN_FULL_MAX
     for incident in run.incidents:

@@ -5,7 +5,16 @@ from dataclasses import dataclass
 
 from everstep.domain.commands import Command, FinishJob, RecordVerdict, StartWorkers, StopWorkers
 from everstep.domain.errors import ExitCode
-from everstep.domain.events import Event, FaultInjected, PhaseChanged, StallSuspected, StepsFinished, WorkerExited
+from everstep.domain.events import (
+    CheckpointDelayed,
+    CheckpointFailed,
+    Event,
+    FaultInjected,
+    PhaseChanged,
+    StallSuspected,
+    StepsFinished,
+    WorkerExited,
+)
 from everstep.domain.faults import PlannedFault
 from everstep.domain.ids import Attempt
 from everstep.policy.accounting import Accountant
@@ -97,6 +106,8 @@ class LiveRun:
                 return self._inject(body)
             case WorkerExited() if body.exit_code != 0:
                 self.state = "a worker died; taking evidence"
+            case CheckpointFailed() | CheckpointDelayed():
+                return (f"step {body.step} is not durable yet: {body.reason}",)
             case StallSuspected():
                 self.state = "no rank moves; taking evidence"
             case RecordVerdict():

@@ -12,6 +12,7 @@ from everstep.domain.errors import EvidenceError
 from everstep.domain.events import RunResumed, RunStarted
 from everstep.policy.accounting import Account, Accountant, Part, effective_share, total_parts
 from everstep.policy.incidents import Incident, IncidentLog, InterruptionRow, VerdictAccuracy, interruption_table
+from everstep.views.storage_troubles import StorageLog, StorageTrouble
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +25,7 @@ class RunReport:
         started_wall, last_wall: UTC wall time of the first and last entries.
         end: the ledger's last word; None while the run is going, or when it was cut off.
         entry_count: lines of the ledger.
+        storage: when checkpoints did not become durable.
     """
 
     name: str
@@ -35,6 +37,7 @@ class RunReport:
     account: Account
     incidents: tuple[Incident, ...]
     accuracy: VerdictAccuracy | None
+    storage: tuple[StorageTrouble, ...] = ()
 
     @property
     def interruptions(self) -> tuple[InterruptionRow, ...]:
@@ -92,6 +95,7 @@ class RunFold:
         self._end: FinishJob | None = None
         self._accountant = Accountant()
         self._log = IncidentLog()
+        self._storage = StorageLog()
 
     def take_all(self, entries: Iterable[Entry]) -> int:
         """Take entries until they end, and return how many there were.
@@ -99,7 +103,7 @@ class RunFold:
         Raises:
             EvidenceError: the first entry is not that of a run's start.
         """
-        account, note = self._accountant.handle, self._log.handle
+        account, note, store = self._accountant.handle, self._log.handle, self._storage.handle
         count = 0
         for entry in entries:
             body = entry.body
@@ -111,6 +115,7 @@ class RunFold:
                 self._end = body if isinstance(body, FinishJob) else None
             account(body)
             note(body)
+            store(body)
             self._last = entry
             count += 1
         return count
@@ -134,4 +139,5 @@ class RunFold:
             account=account,
             incidents=self._log.incidents(account),
             accuracy=self._log.accuracy(),
+            storage=self._storage.troubles(),
         )

@@ -4,7 +4,8 @@ JSON: {"format": 1, "runs": [RUN, …], "total": {"run_count", "elapsed_s", "eff
 "interruptions", "verdicts"}}. A RUN has name, run, everstep, command, world_size, host_count, started_wall, last_wall,
 entry_count, state ("ended" or "open"), exit_code and summary (null while open), elapsed_s, effective_training_share,
 parts_s (category: seconds; they sum to elapsed_s), attempt_count, step_count, replayed_step_count, last_step,
-healthy_step_s, interruptions, verdicts (null when nothing was injected) and incidents. Times `*_at_s` are on the run's
+healthy_step_s, interruptions, verdicts (null when nothing was injected), storage (when checkpoints were late: where,
+since_s, until_s, step, reason, word_count) and incidents. Times `*_at_s` are on the run's
 clock. Knows nothing of terminals or files.
 """
 
@@ -12,6 +13,7 @@ import csv
 import io
 import json
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 
 from everstep.policy.accounting import Category, Part
 from everstep.policy.incidents import Incident, InterruptionRow, VerdictAccuracy
@@ -78,6 +80,7 @@ def _run(run: RunReport) -> dict[str, object]:
         "healthy_step_s": account.healthy_step_s,
         "interruptions": _interruptions(run.interruptions),
         "verdicts": _accuracy(run.accuracy),
+        "storage": [asdict(trouble) for trouble in run.storage],
         "incidents": [_incident(incident) for incident in run.incidents],
     }
 

@@ -10,6 +10,7 @@ from everstep.domain.evidence import EvidenceFile
 from everstep.policy.accounting import Category, Part
 from everstep.policy.incidents import Incident, InterruptionRow, VerdictAccuracy
 from everstep.views.report import Report, RunReport
+from everstep.views.storage_troubles import StorageTrouble
 
 TOLD_IN_FULL_MAX = 5
 """More incidents than this are listed in short, and `--incident` tells one."""
@@ -52,6 +53,7 @@ def run_lines(run: RunReport) -> list[str]:
         lines.append(NO_STEP_NOTE)
     lines += ["", "Where the time went", *part_lines(run.account.parts)]
     lines += interruption_lines(run.interruptions, run.accuracy)
+    lines += storage_lines(run.storage)
     if run.incidents:
         lines += ["", "Incidents"]
         in_full = len(run.incidents) <= TOLD_IN_FULL_MAX
@@ -59,6 +61,19 @@ def run_lines(run: RunReport) -> list[str]:
             lines += ["", *(incident_lines(incident) if in_full else incident_lines(incident)[:2])]
         if not in_full:
             lines += ["", f"Timeline and evidence of one: everstep report {run.name} --incident {run.incidents[-1].id}"]
+    return lines
+
+
+def storage_lines(troubles: Sequence[StorageTrouble]) -> list[str]:
+    """When checkpoints were not durable; nothing when they always were."""
+    lines = ["", "Checkpoints that were late"] if troubles else []
+    for trouble in troubles[-TOLD_IN_FULL_MAX:]:
+        until_s = trouble.until_s
+        span = "to the end" if until_s is None else f"for {duration(until_s - trouble.since_s)}"
+        where = "on disk" if trouble.where == "disk" else "in the mirror"
+        lines.append(f"  {where} from {duration(trouble.since_s)} {span}, since step {trouble.step}: {trouble.reason}")
+    if len(troubles) > TOLD_IN_FULL_MAX:
+        lines.append(f"  and {len(troubles) - TOLD_IN_FULL_MAX} times before")
     return lines
 
 
