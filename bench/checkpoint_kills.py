@@ -1,6 +1,7 @@
 """Kills workers, savers and agents of a job at random moments, says the command again, and compares the final weights.
 
-Every kill must leave a complete checkpoint, never older than the newest step that was complete on all ranks before.
+Every kill must leave a complete checkpoint, never older than the newest step that was complete on all ranks before,
+and every resume must begin with one that is no older than that either.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import sys
 import tempfile
 import time
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that `python bench/checkpoint_kills.py` works
@@ -22,6 +24,8 @@ from everstep.adapters.ledger_file import read_entries
 from everstep.adapters.memory_folder import folder_of
 from everstep.adapters.memory_slots import RankSlots, SavePages, ranks_present
 from everstep.adapters.processes import processes_of_run
+from everstep.domain.codec import Entry
+from everstep.domain.commands import StartWorkers
 from everstep.domain.errors import EverstepError
 from everstep.domain.events import CheckpointRefused, CheckpointRestored, RunStarted
 from everstep.policy.checkpoints import committed_steps
@@ -30,14 +34,21 @@ from everstep.worker.checkpoint_manifest import complete_steps
 SCRIPT = Path(__file__).resolve().parent / "kill_target.py"
 WORLD_SIZE = 2
 WITHIN_S = 60.0
+SHARES = {"worker": 0.35, "all workers": 0.3, "saver": 0.25, "agent": 0.1}
+"""How often each is killed: after an agent's death everything starts cold, which takes as long as ten other kills."""
 
 
 @dataclass(slots=True)
 class Tally:
-    """What happened."""
+    """What happened. `moments` has the wall time of each kill of the present job and what was complete then."""
 
-    kills: dict[str, int] = field(default_factory=lambda: dict.fromkeys(("worker", "all workers", "saver", "agent"), 0))
+    kills: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SHARES, 0))
     went_back: list[str] = field(default_factory=list)
+    moments: list[tuple[datetime, int]] = field(default_factory=list)
+
+    @property
+    def total(self) -> int:
+        return sum(self.kills.values())
 
 
 class Victim:
@@ -49,6 +60,7 @@ class Victim:
             *(str(Path(sys.executable).with_name("everstep")), "run", "--nproc-per-node", str(WORLD_SIZE)),
             *("--quiet", "--run-dir", str(folder), str(SCRIPT), str(steps), str(folder / "digest")),
         ]
+        self._run = ""
         self.process = self._start()
 
     def _start(self) -> "subprocess.Popen[bytes]":
@@ -62,21 +74,25 @@ class Victim:
 
     @property
     def run(self) -> str:
-        with contextlib.suppress(EverstepError, OSError):
-            for entry in read_entries(self.folder / "ledger.jsonl"):
-                if isinstance(entry.body, RunStarted):
-                    return str(entry.body.run)
-        return ""
+        if not self._run:
+            with contextlib.suppress(EverstepError, OSError):
+                first = next(iter(read_entries(self.folder / "ledger.jsonl")), None)
+                if first is not None and isinstance(first.body, RunStarted):
+                    self._run = str(first.body.run)
+        return self._run
 
     def committed(self) -> int:
-        """The newest step that is complete on all ranks in memory, or on disk."""
+        """The newest step that is complete on all ranks in memory, or on disk.
+
+        Memory is looked at first: it goes only when the disk has what was in it.
+        """
         memory, found = folder_of(self.run), 0
-        with contextlib.suppress(OSError):
-            found = next(iter(complete_steps(self.folder / "checkpoints")), 0)
         with contextlib.suppress(EverstepError, OSError):
-            if memory.is_dir() and len(ranks_present(memory)) == WORLD_SIZE:
+            if self.run and len(ranks_present(memory)) == WORLD_SIZE:
                 ranks = [RankSlots(memory, rank).slots() for rank in range(WORLD_SIZE)]
-                found = max(found, next(iter(committed_steps(ranks)), 0))
+                found = next(iter(committed_steps(ranks)), 0)
+        with contextlib.suppress(OSError):
+            found = max(found, next(iter(complete_steps(self.folder / "checkpoints")), 0))
         return found
 
     def saver(self) -> int:
@@ -111,7 +127,7 @@ def kill_once(victim: Victim, chance: random.Random, tally: Tally) -> None:
     time.sleep(chance.random() * 0.08)
     if victim.process.poll() is not None:
         return
-    kind = chance.choice(list(tally.kills))
+    [kind] = chance.choices(list(SHARES), list(SHARES.values()))
     workers, newest = victim.workers(), victim.committed()
     targets = {
         "worker": workers[chance.randrange(len(workers)) :][:1] if workers else [],
@@ -124,18 +140,31 @@ def kill_once(victim: Victim, chance: random.Random, tally: Tally) -> None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
                 tally.kills[kind] += pid == targets[0]
+    tally.moments.append((datetime.now(UTC), newest))
     if kind == "agent":
         victim.process.wait()
         time.sleep(chance.random() * 0.2)
         victim.again()
-    if (after := victim.committed()) < newest and kind != "agent":  # then it moves from memory to disk
+    if (after := victim.committed()) < newest:
         tally.went_back.append(f"{kind}: {newest} before, {after} after")
+
+
+def resumes_that_went_back(entries: list[Entry], moments: list[tuple[datetime, int]]) -> list[str]:
+    """Resumes from something older than what was complete when the attempt before was killed."""
+    found, floor = [], 0
+    for entry in entries:
+        if isinstance(entry.body, StartWorkers):
+            began = datetime.fromisoformat(entry.wall)
+            floor = max((step for at, step in moments if at < began), default=0)
+        elif isinstance(entry.body, CheckpointRestored) and entry.body.step < floor:
+            found.append(f"attempt {entry.body.attempt} resumed from step {entry.body.step}, {floor} was complete")
+    return found
 
 
 def train(folder: Path, steps: int, chance: random.Random | None, tally: Tally, kills: int) -> tuple[str, Victim]:
     victim = Victim(folder, steps)
     while victim.process.poll() is None:
-        if chance is not None and sum(tally.kills.values()) < kills:
+        if chance is not None and tally.total < kills:
             kill_once(victim, chance, tally)
         else:
             time.sleep(0.05)
@@ -149,9 +178,7 @@ def main() -> int:
     """Returns 0 when no kill lost anything and the weights are the same."""
     parser = argparse.ArgumentParser(description="Kill at random moments of saves and compare the weights.")
     parser.add_argument("--kills", type=int, default=500)
-    parser.add_argument(
-        "--steps", type=int, default=100, help="steps of each job; jobs follow until all kills are done"
-    )
+    parser.add_argument("--steps", type=int, default=150, help="steps of each job; jobs follow until all are done")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     chance, tally = random.Random(args.seed), Tally()
@@ -159,15 +186,20 @@ def main() -> int:
     expected, _ = train(folder / "whole", args.steps, None, tally, 0)
     assert expected, "the untouched run failed"
     number = different = refused = restored = 0
-    while sum(tally.kills.values()) < args.kills:
+    began_s = time.monotonic()
+    while tally.total < args.kills:
         number += 1
+        tally.moments.clear()
         digest, victim = train(folder / f"job-{number}", args.steps, chance, tally, args.kills)
         different += digest != expected
-        bodies = [entry.body for entry in read_entries(victim.folder / "ledger.jsonl")]
+        entries = list(read_entries(victim.folder / "ledger.jsonl"))
+        tally.went_back += resumes_that_went_back(entries, tally.moments)
+        bodies = [entry.body for entry in entries]
         refused += sum(isinstance(body, CheckpointRefused) for body in bodies)
         restored += sum(isinstance(body, CheckpointRestored) for body in bodies)
-        print(f"job {number}: {sum(tally.kills.values())} kills {tally.kills}, same weights: {digest == expected}")
-    print(f"{sum(tally.kills.values())} kills {tally.kills}, {number} jobs, {restored} resumes, {refused} refusals")
+        took_s = time.monotonic() - began_s
+        print(f"job {number}: {tally.total} kills {tally.kills} in {took_s:.0f} s, same weights: {digest == expected}")
+    print(f"{tally.total} kills {tally.kills}, {number} jobs, {restored} resumes, {refused} refusals, {took_s:.0f} s")
     print(f"jobs with other weights: {different}; went back: {tally.went_back or 'never'}")
     if different or tally.went_back:
         print(f"kept: {folder}")
