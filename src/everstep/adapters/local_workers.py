@@ -1,5 +1,6 @@
 """The workers of this host as real processes: the `Workers` port over standby, store, logs and process table."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -20,6 +21,7 @@ from everstep.adapters.roster import Roster, Worker
 from everstep.adapters.saver_process import SaverProcess
 from everstep.adapters.stacks import STACK_SIGNAL
 from everstep.adapters.standby import ProcessOrder, Program, Standby, start_cold
+from everstep.adapters.stop_page import mark_broken
 from everstep.adapters.worker_environment import Place, WorkerPaths, torchrun_environment
 from everstep.adapters.worker_logs import WorkerLogs
 from everstep.domain.causes import FaultKind
@@ -177,6 +179,8 @@ class LocalWorkers:
         Raises:
             WorldError: a process can't be killed; it hangs inside the kernel.
         """
+        if kill_ranks or len(self._roster.living()) < len(self._roster.workers):
+            self._tell_broken()
         for worker in self._roster.living():
             send_signal(worker.pid, signal.SIGKILL if worker.rank in kill_ranks else signal.SIGTERM)
         stubborn = self._await_end(grace_s)
@@ -327,6 +331,12 @@ class LocalWorkers:
             if not (living := self._roster.living()) or left_s <= 0:
                 return living
             self._watch.wait(min(left_s, _PAUSE_S))
+
+    def _tell_broken(self) -> None:
+        """No step will end any more: SIGTERM asks nobody to save one first."""
+        for folder in {worker.notes.parent for worker in self._roster.workers.values()}:
+            with contextlib.suppress(OSError):
+                mark_broken(folder)
 
     def _forget_workers(self) -> None:
         folders = {worker.notes.parent for worker in self._roster.workers.values()}

@@ -129,3 +129,12 @@ def _is_dead(step: int, ranks: Sequence[Sequence[Slot]]) -> bool:
         and any(slot.step > step and slot.state is not SlotState.EMPTY for slot in slots)
         for slots in ranks
     )
+
+
+def step_to_stop_after(ended: Sequence[int]) -> int:
+    """After which step all ranks can save together, when asked to stop; from the last step that each has ended.
+
+    Whoever has ended one is in the next already, and the others can follow: no rank of a job that trains together ends
+    it without them. One rank alone stops where it is.
+    """
+    return max(ended) + (len(ended) > 1)

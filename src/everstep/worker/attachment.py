@@ -12,7 +12,8 @@ from typing import Any, Literal
 
 import torch
 
-from everstep.domain.errors import ConfigError
+from everstep.adapters.stop_page import StopPage
+from everstep.domain.errors import ConfigError, WorldError
 from everstep.domain.phases import Phase
 from everstep.worker import randomness
 from everstep.worker.checkpoint import Checkpoints
@@ -24,7 +25,9 @@ from everstep.worker.exactness import doubts_at_resume, doubts_at_save, iteratio
 from everstep.worker.memory_tier import MemoryTier, draft_of, memory_folder
 from everstep.worker.observer import Observer, current
 from everstep.worker.ranks import Ranks
+from everstep.worker.resume_promise import checkpoint_directory, keep_promise
 from everstep.worker.state import BUFFERS, OWN, REST, WEIGHTS, Parts, Sharing, TrainingState, versions_of
+from everstep.worker.stopping import Stopping
 
 _log = logging.getLogger(__name__)
 _DEFAULT_DIRECTORY = "everstep-checkpoints"
@@ -67,14 +70,17 @@ def attach(
     state.capture(weights=True)  # what cannot be saved is told now and not after ten steps
     observer = current()
     ranks = Ranks()
-    checkpoints = Checkpoints(_directory(directory, observer), ranks, observer, keep=keep)
+    checkpoints = Checkpoints(checkpoint_directory(directory, observer), ranks, observer, keep=keep)
     _attached = True
     observer.counted_by_attach = True
     observer.notes.part("attached")
     with observer.during(Phase.RESTORING):
         memory = memory_folder(observer)
         restored = Restoring(checkpoints.directory, memory, ranks, observer, checkpoints.attempt).run()
-        run = Run(config, state, checkpoints, MemoryTier(memory, ranks, observer, config), observer, restored)
+        keep_promise(restored=restored is not None)
+        tier = MemoryTier(memory, ranks, observer, config)
+        run = Run(config, state, checkpoints, tier, observer, restored)
+        run.stopping = _stopping(memory, ranks, observer)
     if restored is not None:
         observer.notes.part("restored")
     return run
@@ -83,6 +89,19 @@ def attach(
 def _directory(given: str | Path | None, observer: Observer) -> Path:
     ordered = observer.paths.checkpoints if observer.paths else ""
     return Path(given or ordered or _DEFAULT_DIRECTORY).absolute()
+
+
+def _stopping(memory: Path | None, ranks: Ranks, observer: Observer) -> Stopping | None:
+    """How this rank hears of an announced stop; None where the ranks have no memory to agree in."""
+    if memory is None or observer.paths is None:
+        return None
+    try:
+        page = StopPage(memory, attempt=observer.paths.attempt, world_size=ranks.world_size)
+    except WorldError:
+        return None
+    stopping = Stopping(page, ranks.rank, Path(observer.paths.page).parent)
+    stopping.watch()
+    return stopping
 
 
 def _rehearsals(config: SaveConfig, state: TrainingState) -> int:
@@ -118,6 +137,8 @@ class Run:
         self._rehearsing = self._in_body = self._left_early = self._save_asked = False
         self._step = self._saved_step = 0
         self._rehearsals = 0  # still to come
+        self.stopping: Stopping | None = None
+        """Set by `attach`: hears of an announced stop."""
         self._before: tuple[dict[str, Any] | None, list[int]] = None, []  # what was restored, for the rehearsal
         if restored is not None:
             self._step = self._saved_step = restored.manifest.step
@@ -207,6 +228,7 @@ class Run:
                 warm = True
             if self._rehearsals:
                 yield from self._rehearse(batch)
+                self._observer.notes.part("rehearsed")
             self._state.begin_body()
             self._in_body = True
             try:
@@ -268,6 +290,8 @@ class Run:
         self._memory.note_step()
         self._memory.tell_news(self._checkpoints.directory, self._checkpoints.attempt)
         due = self._schedule.due(self._step)
+        if self.stopping is not None and self.stopping.due(self._step):
+            self._stop(self.stopping, until)
         if self._save_asked or self._step == until:
             self._save()
         elif self._step >= self._memory_opens_after and self._memory.is_wanted:
@@ -284,6 +308,16 @@ class Run:
             self._save()
         if self._step == until and self._saved_step != self._step and self._leads:
             _log.warning("everstep: the final state, step %d, is on no disk: its save failed", self._step)
+
+    def _stop(self, stopping: Stopping, until: int) -> None:
+        """Save the step that all ranks save, where this is it, and leave if this rank was asked to."""
+        if stopping.begin_save(self._step):
+            if self._memory.is_on(self._step) and self._step < until:
+                self._save_to_memory()
+                self._memory.await_all(self._step, stopping.patience_s())
+            else:
+                self._save()
+        stopping.leave()
 
     def _save(self) -> None:
         self._save_asked = False

@@ -54,6 +54,7 @@ _AHEAD_STEPS = 32
 """How far ahead a new stride is announced: no rank of a job that trains together is that far from another."""
 _SILENT_SAVES_MAX = 8
 _WAIT_FOR_STEP_MAX = 16
+_PAUSE_S = 0.005
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,6 +97,7 @@ class MemoryTier:
         self._pages: SavePages | None = None
         self._pace = Pace()
         self._stager = Stager()
+        self._is_long = False
         self._turn = 0  # saves that were due, alike on every rank
         self._may_overlap = self._untested = True
         self._saves_told = self._failures_told = 0
@@ -133,6 +135,7 @@ class MemoryTier:
             self._order_saver(directory)
             self._start_plan(step, opening.stride)
         self._ranks.broadcast(b"the plan is written")
+        self._is_long = self._bulk is not None and self._bulk.size_bytes >= _LONG_BYTES
         register_optimizer_step_pre_hook(lambda *_: self._hold_writers())
 
     def note_step(self) -> None:
@@ -164,7 +167,7 @@ class MemoryTier:
             own: what OWN holds beside gradients.
         """
         assert self._bulk is not None
-        if self._bulk.size_bytes < _LONG_BYTES:
+        if not self._is_long:
             self._save(step, own, draft)
             return
         with self._observer.during(Phase.SAVING):
@@ -180,6 +183,15 @@ class MemoryTier:
         if problem:
             self._may_overlap = False
             _log.warning("everstep: rank %d: %s; from now on training waits for each copy", self._ranks.rank, problem)
+
+    def await_all(self, step: int, timeout_s: float) -> None:
+        """Wait until `step` is complete on all ranks, or too long; what then counts is the last one that is."""
+        self.finish()
+        deadline_s = time.monotonic() + timeout_s
+        while step not in committed_steps([headers.slots() for headers in self._headers]):
+            if time.monotonic() > deadline_s:
+                return
+            time.sleep(_PAUSE_S)
 
     def _save(self, step: int, own: dict[str, object], draft: Manifest) -> None:
         assert self._bulk is not None
