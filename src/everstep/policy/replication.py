@@ -1,4 +1,4 @@
-"""When hosts copy each other's memory and what a replaced host gets back: decisions over their reports; it moves no byte.
+"""When hosts copy each other's memory and what a replaced host gets back: decisions over reports; it moves no byte.
 
 One host leads (the one with rank 0): it names the version that all copy next, and which one all keep meanwhile. It
 decides nothing while a report is missing, so a copy that all hosts have is given up only for a newer one that all have.
@@ -137,7 +137,8 @@ def next_word(
     if any(host not in reports or reports[host].generation != generation for host in members.ranks):
         return word
     if word is None or word.generation != generation:
-        plan = plan_restore(members, reports) if restoring else None
+        is_restored = all(reports[host].restored == generation for host in members.ranks)
+        plan = plan_restore(members, reports) if restoring and not is_restored else None
         return Word(generation=generation, protected=held_everywhere(members, reports), plan=plan)
     if word.plan is not None and any(reports[host].restored != generation for host in members.ranks):
         return word
@@ -166,7 +167,7 @@ def slot_for_copy(held: Sequence[Version | None], word: Word) -> int | None:
 def plan_restore(members: Members, reports: Mapping[str, HostReport], *, slot_count: int = 3) -> Plan:
     """The newest version whose every shard somebody holds, and who sends which to whom.
 
-    A later attempt goes before a later step: what an attempt had left behind when the next one resumed is no part of it.
+    A later attempt goes before a later step: what was left behind when the next attempt resumed is no part of it.
     """
     owners = members.owners
     held = [(host, item) for host in sorted(reports) for item in (*reports[host].slots, *reports[host].copies)]

@@ -26,6 +26,7 @@ from everstep.adapters.memory_slots import (
     image_path,
     rest_path,
 )
+from everstep.adapters.peer_files import ROSTER_NAME, PeerPin
 from everstep.domain.errors import ConfigError, EvidenceError, WorldError
 from everstep.domain.events import CheckpointFailed, CheckpointSaved
 from everstep.domain.ids import Attempt
@@ -98,6 +99,9 @@ class MemoryTier:
         self._pace = Pace()
         self._stager = Stager()
         self._is_long = False
+        self._spans_hosts = folder is not None and (folder / ROSTER_NAME).exists()
+        """Then news of a changed plan may reach some ranks late, so it stays as it was opened."""
+        self._peer_pin = PeerPin(folder) if folder is not None and self._spans_hosts else None
         self._turn = 0  # saves that were due, alike on every rank
         self._may_overlap = self._untested = True
         self._saves_told = self._failures_told = 0
@@ -134,7 +138,7 @@ class MemoryTier:
         if self._ranks.leads:
             self._order_saver(directory)
             self._start_plan(step, opening.stride)
-        self._ranks.broadcast(b"the plan is written")
+        self._share_plan()
         self._is_long = self._bulk is not None and self._bulk.size_bytes >= _LONG_BYTES
         register_optimizer_step_pre_hook(lambda *_: self._hold_writers())
 
@@ -210,7 +214,7 @@ class MemoryTier:
                 return
         now_s = time.monotonic()
         self._pace.saved(way, stall_s=now_s - began_s, now_s=now_s)
-        if self._ranks.leads:
+        if self._ranks.leads and not self._spans_hosts:
             self._adjust(step, slots)
 
     def _hold_writers(self) -> None:
@@ -414,11 +418,19 @@ class MemoryTier:
             ),
         )
 
+    def _share_plan(self) -> None:
+        """Rank 0's plan in the folder of this rank's host, when that is another one."""
+        assert self._pages is not None
+        told = self._ranks.broadcast(msgspec.json.encode(self._pages.plan()))
+        plan = msgspec.json.decode(told, type=SavePlan)
+        if plan != self._pages.plan():
+            self._pages.write_plan(plan)
+
     def _pins(self, slots: list[list[Slot]]) -> set[int]:
         """Steps that the saver reads, or is to read because the script asked for them."""
         assert self._pages is not None
         word = self._pages.word()
-        pins = {word.pinned}
+        pins = {word.pinned, self._peer_pin.step() if self._peer_pin else 0}
         if every := self._config.every_steps:
             wanted = [s for s in committed_steps(slots) if s % every == 0 and s > word.durable]
             pins.update(wanted[:1])
