@@ -162,13 +162,17 @@ def resumes_that_went_back(entries: list[Entry], moments: list[tuple[datetime, i
 
 
 def train(folder: Path, steps: int, chance: random.Random | None, tally: Tally, kills: int) -> tuple[str, Victim]:
-    victim = Victim(folder, steps)
+    victim, in_vain, reached = Victim(folder, steps), 0, 0
     while victim.process.poll() is None:
         if chance is not None and tally.total < kills:
             kill_once(victim, chance, tally)
         else:
             time.sleep(0.05)
         if victim.process.poll() not in (None, 0):
+            in_vain = 0 if victim.committed() > reached else in_vain + 1
+            reached = victim.committed()
+            if in_vain > 5:
+                raise SystemExit(f"the job cannot run at all: see {victim.folder}.log")
             victim.again()  # its budget of restarts is spent: a person would say it again as well
     digest = folder / "digest"
     return digest.read_text() if digest.exists() else "", victim
