@@ -235,8 +235,30 @@ def test_another_seed_length_or_batch_size_is_told() -> None:
     assert other.changes(job.positions()[0]) == [
         "the loader's batch_size was 4 and is 5",
         "the sampler's seed was 0 and is 1",
-        "the sampler's samples was 40 and is 50",
+        "the sampler's sample_count was 40 and is 50",
     ]
+
+
+def test_a_sampler_for_another_data_set_is_refused() -> None:
+    with pytest.raises(ConfigError, match="made for 40 samples and the loader's data set has 30"):
+        Feed(DataLoader(range(30), sampler=EpochSampler(range(40))), nothing)
+
+
+@pytest.mark.parametrize("difference", [{"seed": 1}, {"shuffle": False}, {"length": 41}, {"batch": 3}, {}])
+def test_a_rank_with_another_order_or_batch_than_rank_0_is_refused(difference: dict[str, Any]) -> None:
+    def feed(*, length: int = 40, batch: int = 4, **options: Any) -> Feed:
+        data = range(length)
+        return Feed(DataLoader(data, batch, sampler=EpochSampler(data, **options)), nothing)
+
+    words: list[int] = []
+    feed().agree(lambda number: words.append(number()) or words[0])
+    other = feed(**difference)
+    if not difference:
+        other.agree(lambda _: words[0])
+        Feed([1], nothing).agree(lambda _: words[0])  # a pipeline stage that needs no data
+        return
+    with pytest.raises(ConfigError, match="another order here than on rank 0: this rank has seed="):
+        other.agree(lambda _: words[0])
 
 
 def test_batches_too_large_for_a_rank_are_told() -> None:

@@ -4,6 +4,7 @@ It knows iterables, not models; the global random numbers of the checkpoint are 
 """
 
 import copy
+import zlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -79,6 +80,25 @@ class Feed:
             "traits": self._traits(),
         }
 
+    def agree(self, word_of_rank_0: Callable[[Callable[[], int]], int]) -> None:
+        """Make sure that all ranks take turns in one order. A collective.
+
+        Args:
+            word_of_rank_0: gives rank 0's number on every rank.
+
+        Raises:
+            ConfigError: this rank has another order than rank 0, or other batches.
+        """
+        facts = {**self._order.facts(), "batch_size": self._order.batch_size} if self._order and self._enters else {}
+        own = zlib.crc32(repr(facts).encode()) if facts else 0
+        lead = word_of_rank_0(lambda: own)
+        if lead and own and lead != own:
+            told = ", ".join(f"{key}={facts[key]}" for key in ("seed", "shuffle", "sample_count", "batch_size"))
+            raise ConfigError(
+                f"EpochSampler goes through another order here than on rank 0: this rank has {told}; "
+                "give all ranks the same data set, seed, shuffle and batch_size"
+            )
+
     def resume(self, position: dict[str, Any]) -> None:
         """Stand where `position` was taken, by any rank of a job with any number of them.
 
@@ -110,9 +130,11 @@ class Feed:
         found = [
             f"the loader's {key} was {then.get(key)} and is {now[key]}" for key in now if then.get(key) != now[key]
         ]
-        if self._order and position["order"]:
+        if self._order:
             then, now = position["order"], self._order.facts()
             found += [f"the sampler's {key} was {then[key]} and is {now[key]}" for key in now if then[key] != now[key]]
+            if self._start and not self._enters and getattr(self._loader, "num_workers", 0):
+                found.append("what the data set draws in the loader's workers, if anything, is not repeated")
         return found
 
     @property

@@ -6,6 +6,7 @@ It knows torch's settings and the loader's kind; it cannot see randomness that t
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from everstep.worker.checkpoint_manifest import Manifest
@@ -48,9 +49,15 @@ def doubts_at_resume(manifest: Manifest) -> list[str]:
     doubts = list(manifest.inexact_because)
     if manifest.torch != (version := str(torch.__version__)):
         doubts.append(f"torch was {manifest.torch} and is {version}")
+    if manifest.world_size != (ranks := _rank_count()):
+        doubts.append(f"the job had {manifest.world_size} ranks and has {ranks}, and so sums in another order")
     if manifest.thread_count != (now := torch.get_num_threads()):
         doubts.append(f"torch used {manifest.thread_count} threads and uses {now}")
     return doubts
+
+
+def _rank_count() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def iterations_until_settled(ddp: DistributedDataParallel | None) -> int:

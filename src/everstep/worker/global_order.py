@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch.utils.data import BatchSampler, DistributedSampler, Sampler
 
+from everstep.domain.errors import ConfigError
 from everstep.worker.sampler import EpochSampler
 from everstep.worker.seeded_dataset import SeededDataset
 
@@ -36,7 +37,11 @@ class GlobalOrder(Protocol):
 
 
 def global_order_of(loader: Any) -> GlobalOrder | None:
-    """The order of a loader with such a sampler and batches of one size; None for any other."""
+    """The order of a loader with such a sampler and batches of one size; None for any other.
+
+    Raises:
+        ConfigError: the sampler is one for another data set.
+    """
     batches, sampler = getattr(loader, "batch_sampler", None), getattr(loader, "sampler", None)
     batch_size = 1
     if batches is not None:
@@ -69,7 +74,12 @@ class EpochOrder:
         self.batch_size = batch_size
         self.world_size = sampler.num_replicas
         self._sampler = sampler
-        if isinstance(getattr(loader, "dataset", None), SeededDataset):
+        if (length := len(loader.dataset)) != sampler.sample_count:
+            raise ConfigError(
+                f"EpochSampler was made for {sampler.sample_count} samples and the loader's data set has {length}; "
+                "give both the same data set"
+            )
+        if isinstance(loader.dataset, SeededDataset):
             sampler.carries_epochs = True  # the script may have given it the data set inside of the wrapper
 
     def enter(self, epoch: int, taken: int) -> None:
@@ -81,7 +91,7 @@ class EpochOrder:
 
     def facts(self) -> dict[str, Any]:
         sampler = self._sampler
-        return {"rule": "epoch", "seed": sampler.seed, "shuffle": sampler.shuffle, "samples": sampler.sample_count}
+        return {"rule": "epoch", "seed": sampler.seed, "shuffle": sampler.shuffle, "sample_count": sampler.sample_count}
 
 
 class DistributedOrder:
@@ -106,7 +116,7 @@ class DistributedOrder:
 
     def facts(self) -> dict[str, Any]:
         sampler = self._sampler
-        return {"rule": "torch", "seed": sampler.seed, "shuffle": sampler.shuffle, "samples": self._sample_count}
+        return {"rule": "torch", "seed": sampler.seed, "shuffle": sampler.shuffle, "sample_count": self._sample_count}
 
     @property
     def _sample_count(self) -> int:
