@@ -178,7 +178,9 @@ class Run:
         if until <= 0:
             raise ConfigError(f"run.steps(until={until}) must be at least 1")
         self._loop += 1
-        return self._iterate(Feed(loader, self._observer.beat), loader, until)
+        feed = Feed(loader, self._observer.beat)
+        feed.agree(self._checkpoints.agree)
+        return self._iterate(feed, loader, until)
 
     def log(self, *, loss: float | None = None, **metrics: float) -> None:
         """Report numbers of this step; ignored in a rehearsal."""
