@@ -138,6 +138,21 @@ def test_four_then_two_then_eight_ranks_fetch_each_sample_once() -> None:
     assert sorted(fetched) == sorted(had)
 
 
+def test_augmentation_too_is_the_same_on_any_number_of_ranks() -> None:
+    def batches(world: int, batch: int, steps: int, positions: list[dict[str, Any]]) -> tuple[list[Any], Job]:
+        job = Job(world, batch, SeededDataset(Noisy()))
+        job = job.resumed(positions) if positions else job
+        return [tuple(row) for _ in range(steps) for row in job.step()], job
+
+    expected, _ = batches(1, 16, 6, [])
+    had: list[Any] = []
+    positions: list[dict[str, Any]] = []
+    for world, batch, steps in ((4, 4, 2), (2, 8, 3), (8, 2, 1)):
+        got, job = batches(world, batch, steps, positions)
+        had, positions = had + got, job.positions()
+    assert had == expected
+
+
 @pytest.mark.parametrize("workers", [0, 2])
 def test_what_workers_fetched_ahead_does_not_count(workers: int) -> None:
     data = range(96)
@@ -345,6 +360,7 @@ def test_doubts_about_workers_are_told_only_where_there_are_any() -> None:
     assert [doubts_at_save(None, "auto", loader) for loader in exact] == [()] * 4
     doubtful = {
         "SeededDataset": DataLoader(data, sampler=EpochSampler(data), **two),
+        "in_order=False": DataLoader(wrapped, sampler=EpochSampler(wrapped), in_order=False, **two),
         "first epoch only": DataLoader(wrapped, shuffle=True, persistent_workers=True, **two),
     }
     for words, loader in doubtful.items():

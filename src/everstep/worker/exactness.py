@@ -29,8 +29,12 @@ def doubts_at_save(ddp: DistributedDataParallel | None, rehearse: object, loader
 
 
 def _doubts_about_workers(loader: Any) -> list[str]:
-    """Whether a resume repeats what a data set draws from the global generators in the loader's worker processes."""
-    if getattr(loader, "num_workers", 0) == 0 or seeds_each_sample(loader):
+    """Why a resume may not get from the loader's worker processes what an uninterrupted run would."""
+    if getattr(loader, "num_workers", 0) == 0:
+        return []
+    if not getattr(loader, "in_order", True):
+        return ["in_order=False: batches come as they are ready, so a resume may repeat some and leave out others"]
+    if seeds_each_sample(loader):
         return []
     order = global_order_of(loader)
     if order is not None and order.cheap:
