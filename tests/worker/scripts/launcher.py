@@ -41,7 +41,7 @@ def start_rank(spec: dict, rank: int, port: int) -> int:
         place = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": spec["world"], "MASTER_PORT": port}
         os.environ.update({key: str(value) for key, value in place.items()}, MASTER_ADDR="127.0.0.1")
         paths = {"run": "test", "attempt": spec.get("attempt", 1), "rank": rank, "notes": f"{spec['out']}.notes"}
-        paths["memory"] = spec.get("memory", "")
+        paths["memory"] = spec["memories"][rank] if "memories" in spec else spec.get("memory", "")
         paths["page"] = spec.get("pages", [""] * spec["world"])[rank]
         os.environ["EVERSTEP_WORKER"] = json.dumps(paths)
         if rank in spec.get("file_limit_ranks", ()):

@@ -8,6 +8,7 @@ import json
 import os
 import random
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,7 @@ def main(spec: dict[str, Any]) -> None:
                     model(batch)
             run.log(loss=loss.item())
             step = run.step + 1
+            time.sleep(spec.get("pause_s", 0))  # stands for a model that takes its time
             if step == spec.get("die_at") and not for_show:
                 os.kill(os.getpid(), signal.SIGKILL)
             if not for_show:
