@@ -55,6 +55,7 @@ class ObjectStore:
         try:
             found = self._ask(find, f"list {folder or 'it'}")
         except FileNotFoundError:
+            self._check_bucket()
             return {}
         start = len(self._files._strip_protocol(self._root)) + 1
         return {name[start:]: int(info["size"] or 0) for name, info in found.items() if info["type"] == "file"}
@@ -105,6 +106,13 @@ class ObjectStore:
 
     def _path(self, name: str) -> str:
         return f"{self._root}/{name}" if name else self._root
+
+    def _check_bucket(self) -> None:
+        """A bucket that does not exist is a slip of the pen, not a mirror without checkpoints."""
+        if getattr(self._files, "async_impl", False):
+            bucket = self._root.partition("/")[0]
+            if not self._ask(lambda: self._files.exists(bucket), f"find {bucket}"):
+                raise WorldError(f"{self.url}: there is no bucket {bucket}")
 
     def _make_parent(self, name: str) -> None:
         """Only true file systems have folders; fsspec's object stores are the asynchronous ones."""
