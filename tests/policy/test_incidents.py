@@ -175,7 +175,7 @@ def test_the_parts_of_a_recovery_follow_each_other_and_the_slowest_rank_counts()
         "wait": 0.4,
         "spawn": 0.4,
         "import": 1.0,
-        "group": 0.5,
+        "init": 0.5,
         "restore": 0.5,
         "first_step": 1.0,
     }

@@ -32,8 +32,8 @@ HOST_FAILED = frozenset({"NODE_FAIL", "BOOT_FAIL"})
 """Slurm's states that say the host failed. FAILED may be the script's own, so it is not counted."""
 _DELAYS = {
     "detection_s": ("detect", "diagnose"),
-    "restart_s": ("teardown", "wait", "spawn", "import", "group", "attach"),
-    "restore_s": ("restore", "first_step"),
+    "restart_s": ("teardown", "wait", "spawn", "import", "init", "build"),
+    "restore_s": ("restore", "rehearse", "first_step"),
 }
 """Which parts of a recovery in a ledger are which key."""
 

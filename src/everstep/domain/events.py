@@ -126,10 +126,10 @@ class StepsFinished:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReady:
-    """Parts of one rank's start, in seconds since its process began: what recovery is measured by.
+    """Parts of one rank's start, in seconds since the order to start it: what recovery is measured by.
 
     Attributes:
-        part: `imported`, `group_ready`, `attached`, `restored` or `first_step`.
+        part: `imported`, `group_ready`, `attached`, `restored`, `rehearsed` or `first_step`.
     """
 
     at_s: float

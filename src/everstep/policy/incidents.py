@@ -48,9 +48,10 @@ TIMELINE_MOMENTS_MAX = 60
 EXITS_TOLD_MAX = 10
 _START_PARTS = (
     ("imported", "import"),
-    ("group_ready", "group"),
-    ("attached", "attach"),
+    ("group_ready", "init"),
+    ("attached", "build"),
     ("restored", "restore"),
+    ("rehearsed", "rehearse"),
 )
 """The parts of a start in `WorkerReady`, in their order, and what they are called here."""
 
@@ -67,7 +68,8 @@ class Moment:
 class RecoveryPart:
     """A part of the time from the last progress to the next; of a start, the slowest rank counts.
 
-    `name` is `detect`, `diagnose`, `teardown`, `wait`, `spawn`, `import`, `group`, `attach`, `restore` or `first_step`.
+    `name` is `detect`, `diagnose`, `teardown`, `wait`, `spawn`, `import`, `init` (of the process group), `build` (from
+    there to `attach`), `restore`, `rehearse` or `first_step`. What nobody told is in the part after it.
     """
 
     name: str

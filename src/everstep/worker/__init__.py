@@ -7,13 +7,20 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from everstep.worker.attachment import Run as Run
     from everstep.worker.attachment import attach as attach
+    from everstep.worker.resume_promise import resuming as resuming
     from everstep.worker.sampler import EpochSampler as EpochSampler
     from everstep.worker.seeded_dataset import SeededDataset as SeededDataset
 
-__all__ = ["EpochSampler", "Run", "SeededDataset", "attach", "phase", "start_at", "step"]
+__all__ = ["EpochSampler", "Run", "SeededDataset", "attach", "phase", "resuming", "start_at", "step"]
 
 # Their modules import torch, and the start of a worker is timed.
-_LAZY = {"Run": "attachment", "attach": "attachment", "EpochSampler": "sampler", "SeededDataset": "seeded_dataset"}
+_LAZY = {
+    "EpochSampler": "sampler",
+    "Run": "attachment",
+    "SeededDataset": "seeded_dataset",
+    "attach": "attachment",
+    "resuming": "resume_promise",
+}
 
 
 def __getattr__(name: str) -> Any:

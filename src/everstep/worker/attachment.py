@@ -25,6 +25,7 @@ from everstep.worker.exactness import doubts_at_resume, doubts_at_save, iteratio
 from everstep.worker.memory_tier import MemoryTier, draft_of, memory_folder
 from everstep.worker.observer import Observer, current
 from everstep.worker.ranks import Ranks
+from everstep.worker.resume_promise import checkpoint_directory, keep_promise
 from everstep.worker.state import BUFFERS, OWN, REST, WEIGHTS, Parts, Sharing, TrainingState, versions_of
 from everstep.worker.stopping import Stopping
 
@@ -69,13 +70,14 @@ def attach(
     state.capture(weights=True)  # what cannot be saved is told now and not after ten steps
     observer = current()
     ranks = Ranks()
-    checkpoints = Checkpoints(_directory(directory, observer), ranks, observer, keep=keep)
+    checkpoints = Checkpoints(checkpoint_directory(directory, observer), ranks, observer, keep=keep)
     _attached = True
     observer.counted_by_attach = True
     observer.notes.part("attached")
     with observer.during(Phase.RESTORING):
         memory = memory_folder(observer)
         restored = Restoring(checkpoints.directory, memory, ranks, observer, checkpoints.attempt).run()
+        keep_promise(restored=restored is not None)
         tier = MemoryTier(memory, ranks, observer, config)
         run = Run(config, state, checkpoints, tier, observer, restored)
         run.stopping = _stopping(memory, ranks, observer)
@@ -228,6 +230,7 @@ class Run:
                 warm = True
             if self._rehearsals:
                 yield from self._rehearse(batch)
+                self._observer.notes.part("rehearsed")
             self._state.begin_body()
             self._in_body = True
             try:

@@ -22,6 +22,8 @@ class Notes:
     def __init__(self, paths: WorkerPaths | None) -> None:
         self._paths = paths
         self._fd = -1
+        self.parts: set[str] = set()
+        """The parts of the start that are done."""
 
     def now_s(self) -> float:
         """Seconds on the run's clock; since boot outside of `everstep run`."""
@@ -29,7 +31,8 @@ class Notes:
         return (time.monotonic_ns() - zero_ns) / 1e9
 
     def part(self, name: str) -> None:
-        """A part of the start is done: `imported`, `attached`, `restored`, `first_step`."""
+        """A part of the start is done: `imported`, `group_ready`, `attached`, `restored`, `rehearsed`, `first_step`."""
+        self.parts.add(name)
         if self._paths is None:
             return
         now_s = self.now_s()

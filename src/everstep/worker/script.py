@@ -12,6 +12,7 @@ import os
 import runpy
 import signal
 import sys
+import threading
 import time
 import traceback
 import types
@@ -28,6 +29,8 @@ from everstep.domain.phases import Phase
 from everstep.worker.observer import Observer, current
 
 _STACKS_MODE = 0o600
+_GROUP_LOOK_S = 0.002
+_GROUP_WITHIN_S = 120.0
 _keep_alive: list[object] = []
 """The stack file must live as long as the process."""
 
@@ -49,7 +52,21 @@ def observe() -> Observer:
     if importlib.util.find_spec("torch") is not None:
         _observe_torch(observer, paths)
     observer.notes.part("imported")
+    if "torch.distributed" in sys.modules:
+        threading.Thread(target=_note_group, args=(observer,), name="everstep-group", daemon=True).start()
     return observer
+
+
+def _note_group(observer: Observer) -> None:
+    """Say when the script's process group stands: nothing in PyTorch tells, so look often, and only at first."""
+    import torch.distributed as dist
+
+    ends_s = time.monotonic() + _GROUP_WITHIN_S
+    while dist.is_available() and time.monotonic() < ends_s and not {"attached", "first_step"} & observer.notes.parts:
+        if dist.is_initialized():
+            observer.notes.part("group_ready")
+            return
+        time.sleep(_GROUP_LOOK_S)
 
 
 def _observe_torch(observer: Observer, paths: WorkerPaths) -> None:
