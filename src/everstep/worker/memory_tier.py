@@ -22,6 +22,7 @@ from everstep.adapters.memory_slots import (
     RankSlots,
     SavePages,
     SavePlan,
+    SaverWord,
     SlotHeader,
     image_path,
     rest_path,
@@ -32,9 +33,10 @@ from everstep.domain.events import CheckpointFailed, CheckpointSaved
 from everstep.domain.ids import Attempt
 from everstep.domain.phases import Phase
 from everstep.policy.checkpoints import Slot, SlotState, committed_steps, slot_to_write
+from everstep.policy.saver_cost import SaverCost
 from everstep.policy.staging import Course, Pace, Way, way_of
 from everstep.worker.checkpoint_manifest import Manifest, folder_name
-from everstep.worker.checkpoint_schedule import SaveConfig
+from everstep.worker.checkpoint_schedule import SaveConfig, best_interval_s, job_mtbf_s
 from everstep.worker.memory_image import Image, lay_out, lay_out_like, remove, write_rest
 from everstep.worker.memory_room import room_bytes
 from everstep.worker.memory_state import Bulk, Unfit, shares_of
@@ -98,6 +100,9 @@ class MemoryTier:
         self._pages: SavePages | None = None
         self._pace = Pace()
         self._stager = Stager()
+        self._saver_cost = SaverCost()
+        self._saver_every_s = config.every_s
+        self._directory = Path()
         self._is_long = False
         self._spans_hosts = folder is not None and (folder / ROSTER_NAME).exists()
         """Then news of a changed plan may reach some ranks late, so it stays as it was opened."""
@@ -136,7 +141,8 @@ class MemoryTier:
             self._close(problem)
             return
         if self._ranks.leads:
-            self._order_saver(directory)
+            self._directory = directory
+            self._order_saver()
             self._start_plan(step, opening.stride)
         self._share_plan()
         self._is_long = self._bulk is not None and self._bulk.size_bytes >= _LONG_BYTES
@@ -227,6 +233,7 @@ class MemoryTier:
         if self._pages is None or not self._ranks.leads:
             return
         word, notes = self._pages.word(), self._observer.notes
+        self._pace_saver(word)
         if word.saves != self._saves_told:
             self._saves_told = word.saves
             shown = folder_name(word.durable)
@@ -253,6 +260,18 @@ class MemoryTier:
             step = word.pinned or word.durable
             reason = f"the disk has not answered for {silent_s:.0f} s; newer steps are in memory only"
             tell_delay(self._observer, attempt, step=step, waited_s=silent_s, reason=reason)
+
+    def _pace_saver(self, word: SaverWord) -> None:
+        """Tell the saver another interval where what its saves cost, and how often the job fails, ask for it."""
+        busy = word.pinned > 0
+        self._saver_cost.end_step(time.monotonic(), is_busy=busy, saves=word.saves, took_s=word.took_s)
+        pause_s = self._saver_cost.pause_s()
+        if busy or pause_s is None or self._config.every_steps is not None:
+            return
+        every_s = best_interval_s(self._config, pause_s, job_mtbf_s(self._observer, self._ranks.world_size))
+        if not self._saver_every_s * 0.7 <= every_s <= self._saver_every_s * 1.3:
+            self._saver_every_s = every_s
+            self._order_saver()
 
     # Opening.
 
@@ -324,13 +343,13 @@ class MemoryTier:
             return None
         return image if image.fits(self._bulk.capture()[0]) else None
 
-    def _order_saver(self, directory: Path) -> None:
+    def _order_saver(self) -> None:
         assert self._folder is not None
         order = SaverOrder(
-            directory=str(directory),
+            directory=str(self._directory),
             world_size=self._ranks.world_size,
             every_steps=self._config.every_steps,
-            every_s=self._config.every_s,
+            every_s=self._saver_every_s,
             keep=self._config.keep,
             attempt=self._observer.paths.attempt if self._observer.paths else 0,
         )
