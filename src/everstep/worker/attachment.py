@@ -19,7 +19,7 @@ from everstep.worker import randomness
 from everstep.worker.checkpoint import Checkpoints
 from everstep.worker.checkpoint_manifest import Manifest
 from everstep.worker.checkpoint_restore import Restored, Restoring
-from everstep.worker.checkpoint_schedule import SaveConfig, Schedule
+from everstep.worker.checkpoint_schedule import SaveConfig, Schedule, job_mtbf_s
 from everstep.worker.data import Feed, copy_of
 from everstep.worker.exactness import doubts_at_resume, doubts_at_save, iterations_until_settled
 from everstep.worker.memory_tier import MemoryTier, draft_of, memory_folder
@@ -45,6 +45,7 @@ def attach(
     directory: str | Path | None = None,
     save_every_steps: int | None = None,
     save_every_s: float = 30.0,
+    save_within_s: float = 600.0,
     keep: int = 2,
     rehearse: bool | Literal["auto"] = "auto",
 ) -> "Run":
@@ -55,7 +56,8 @@ def attach(
         extra: more objects with state_dict and load_state_dict, by name: a GradScaler, an averaged model.
         directory: shared by all hosts; `everstep run` gives one, else ./everstep-checkpoints.
         save_every_steps: a fixed interval instead of a measured one.
-        save_every_s: the shortest measured interval.
+        save_every_s: the shortest measured interval, and the first.
+        save_within_s: the longest.
         keep: complete checkpoints that stay on disk.
         rehearse: whether the first step after a resume runs once for show; docs/attach.md says why.
 
@@ -65,7 +67,9 @@ def attach(
     global _attached  # noqa: PLW0603 - one run per process is the point
     if _attached:
         raise ConfigError("attach() was called twice in one process; keep the run that the first call gave")
-    config = SaveConfig(every_steps=save_every_steps, every_s=save_every_s, keep=keep, rehearse=rehearse)
+    config = SaveConfig(
+        every_steps=save_every_steps, every_s=save_every_s, within_s=save_within_s, keep=keep, rehearse=rehearse
+    )
     state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler, extra=extra or {})
     state.capture(weights=True)  # what cannot be saved is told now and not after ten steps
     observer = current()
@@ -152,7 +156,12 @@ class Run:
         self._memory_wait = _MEMORY_AFTER_STEPS
         self._memory_opens_after = self._step + self._memory_wait
         interval = restored.manifest.interval_steps if restored else None
-        self._schedule = Schedule(config, step=self._step, interval_steps=interval)
+        self._schedule = Schedule(
+            config,
+            step=self._step,
+            interval_steps=interval,
+            mtbf_s=lambda: job_mtbf_s(observer, checkpoints.world_size),
+        )
 
     @property
     def step(self) -> int:
