@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 
 from everstep.domain.errors import ConfigError
 from everstep.worker import EpochSampler
-from everstep.worker.permutation import Permutation
+from everstep.worker.permutation import LENGTH_MAX, Permutation
 
 
 def indices(length: int, rank: int = 0, world: int = 1, *, epoch: int = 0, taken: int = 0, **options: Any) -> list[int]:
@@ -40,6 +40,16 @@ def test_an_epoch_has_every_sample_once(length: int, seed: int, epoch: int) -> N
 @pytest.mark.parametrize("length", [2**16, 2**16 + 1, 70_001, 2**18, 299_999])
 def test_an_epoch_has_every_sample_once_also_beyond_a_table(length: int) -> None:
     assert sorted(indices(length, epoch=3)) == list(range(length))
+
+
+@given(st.integers(2**16 + 1, LENGTH_MAX), st.integers(0, 99))
+@settings(max_examples=40, deadline=None)
+def test_places_of_any_long_order_hold_samples_of_their_own(length: int, epoch: int) -> None:
+    spread = torch.arange(0, length - 600, (length - 600) // 300)[:300]
+    places = torch.cat([torch.arange(300), spread[spread >= 300], torch.arange(length - 300, length)])
+    numbers = Permutation(length=length, seed=2, epoch=epoch).at(places)
+    assert len(set(numbers.tolist())) == len(places)
+    assert 0 <= int(numbers.min()) <= int(numbers.max()) < length
 
 
 @given(length=st.integers(20, 400), worlds=st.lists(st.integers(1, 12), min_size=1, max_size=5), data=st.data())

@@ -60,7 +60,7 @@ def global_order_of(loader: Any) -> GlobalOrder | None:
 def seeds_each_sample(loader: Any) -> bool:
     """Whether what the data set draws depends on nothing but the sample and its epoch."""
     batches = getattr(loader, "batch_sampler", None)
-    sampler = getattr(batches, "sampler", None) or getattr(loader, "sampler", None)
+    sampler = getattr(loader if batches is None else batches, "sampler", None)
     seeded = isinstance(getattr(loader, "dataset", None), SeededDataset)
     return seeded and isinstance(sampler, EpochSampler) and sampler.carries_epochs
 
