@@ -45,7 +45,7 @@ TRAININGS = {
 }
 
 
-@pytest.mark.parametrize(("training", "lost"), zip(TRAININGS, ["a", "b"], strict=True))
+@pytest.mark.parametrize(("training", "lost"), list(zip(TRAININGS, ["a", "b"], strict=True)))
 def test_a_job_that_loses_a_host_with_all_its_memory_goes_on_from_the_copies_bit_for_bit(
     training: str, lost: str, lab: Any, tmp_path: Path
 ) -> None:
