@@ -1,7 +1,8 @@
 """The training script of the restart benchmark: DDP on a block model; tells its life and its losses like workload.py.
 
-Three ways: with `attach` under `everstep run`; without (`--save-at`), as the run that nothing touches, which leaves a
-checkpoint of PyTorch's own; and `--load`, the usual cold start from that checkpoint, up to its first step.
+With `attach` under `everstep run`, as usual or building nothing in vain (`--promised`); without (`--save-at`), as the
+run that nothing touches, which leaves a checkpoint of PyTorch's own; and `--load`, the usual cold start from that
+checkpoint, up to its first step.
 """
 
 from workload import mark  # isort: skip - the first event comes before every import that takes time
@@ -23,7 +24,7 @@ if "--save-at" in sys.argv:  # each way pays for its own imports
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 else:
-    from everstep.worker import attach
+    from everstep.worker import attach, resuming
 
 mark("script_imported")
 
@@ -35,9 +36,13 @@ def batches() -> list[torch.Tensor]:
 class Training:
     """Model, optimizer and one step."""
 
-    def __init__(self, layers: int) -> None:
+    def __init__(self, layers: int, *, fresh: bool = True) -> None:
         torch.manual_seed(0)
-        self.model = DistributedDataParallel(nn.Sequential(*(Block() for _ in range(layers))))
+        with torch.device("cpu" if fresh else "meta"):
+            plain = nn.Sequential(*(Block() for _ in range(layers)))
+        if not fresh:
+            plain.to_empty(device="cpu")
+        self.model = DistributedDataParallel(plain, init_sync=fresh)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-4)
 
     def step(self, batch: torch.Tensor) -> float:
@@ -89,11 +94,12 @@ def main() -> None:
     parser.add_argument("--save-at", type=int, default=0)
     parser.add_argument("--until", type=int, default=0)
     parser.add_argument("--load", action="store_true")
+    parser.add_argument("--promised", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     mark("pg_ready")
-    training = Training(args.layers)
+    training = Training(args.layers, fresh=not (args.promised and resuming()))
     mark("built")
     if args.load:
         cold(training, args.folder, save_at=args.save_at)

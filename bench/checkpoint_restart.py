@@ -32,6 +32,9 @@ STEPS_BEFORE = 6
 BLOCKS = 2
 """Warm and cold rounds take turns, so that a busy moment of the machine meets both."""
 _SAVE_AT = 3
+_WARM = {"attach": (), "resuming": ("--promised",)}
+"""The script with its three lines, and one that also asks `resuming()` before it builds its model."""
+_WAYS = (*_WARM, "cold")
 _COLD_PARTS = (
     ("spawn", "proc_start"),
     ("import", "script_imported"),
@@ -50,7 +53,8 @@ def measure_restart(*, world: int, layers: int, kills: int) -> Outcome:
         losses = cold.prepare(until=_SAVE_AT + (kills + 1) * (STEPS_BEFORE + 2))
         for block in range(BLOCKS):
             share = range(block * kills // BLOCKS, (block + 1) * kills // BLOCKS)
-            rows += _warm_rounds(world, layers, share, losses)
+            for way, flags in _WARM.items():
+                rows += _warm_rounds(way, ("--layers", str(layers), *flags), world, share, losses)
             rows += [cold.start(number, losses) for number in share]
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -59,30 +63,20 @@ def measure_restart(*, world: int, layers: int, kills: int) -> Outcome:
 
 def outcome_of(rows: Sequence[dict[str, object]], *, name: str, size: str) -> Outcome:
     """The bars of all repetitions; failures are counted and have no time."""
-    totals: dict[str, list[float]] = {
-        way: [float(str(row["total_s"])) for row in rows if row["way"] == way and "total_s" in row]
-        for way in ("everstep", "cold")
-    }
-    failed = sum("error" in row for row in rows)
-    ours, theirs = median(totals["everstep"]), median(totals["cold"])
-    bars = (
-        Bar(
-            name=f"{name}_s",
-            value=ours,
-            unit="s",
-            limit=LIMIT_S,
-            spread=size + spread(totals["everstep"], failed=failed),
-        ),
-        Bar(
-            name=f"{name}_beside_cold",
-            value=round(theirs / ours, 2) if ours and theirs else None,
-            unit="×",
-            limit=RATIO_MIN,
-            at_least=True,
-            spread=f"cold start with dcp.load: {spread(totals['cold'])}",
-        ),
-    )
-    return Outcome(bars=bars, rows=rows, notes=tuple(_part_note(way, name, rows) for way in totals))
+    totals = {way: [float(str(r["total_s"])) for r in rows if r["way"] == way and "total_s" in r] for way in _WAYS}
+    failed = {way: sum(row["way"] == way and "error" in row for row in rows) for way in _WAYS}
+    theirs = median(totals["cold"])
+    bars = []
+    for way in _WARM:
+        ours, title = median(totals[way]), f"{name}{'' if way == 'attach' else f'_{way}'}"
+        text = size + spread(totals[way], failed=failed[way])
+        bars.append(Bar(name=f"{title}_s", value=ours, unit="s", limit=LIMIT_S, spread=text))
+        ratio = round(theirs / ours, 2) if ours and theirs else None
+        text = f"cold start with dcp.load: {spread(totals['cold'], failed=failed['cold'])}"
+        bars.append(
+            Bar(name=f"{title}_beside_cold", value=ratio, unit="×", limit=RATIO_MIN, at_least=True, spread=text)
+        )
+    return Outcome(bars=tuple(bars), rows=rows, notes=tuple(_part_note(way, name, rows) for way in _WAYS))
 
 
 def _part_note(way: str, name: str, rows: Sequence[dict[str, object]]) -> str:
@@ -96,11 +90,13 @@ def _part_note(way: str, name: str, rows: Sequence[dict[str, object]]) -> str:
     return f"{name}, {way}, medians in s: {texts}"
 
 
-def _warm_rounds(world: int, layers: int, numbers: Sequence[int], losses: dict[int, str]) -> list[dict[str, object]]:
+def _warm_rounds(
+    way: str, arguments: Sequence[str], world: int, numbers: Sequence[int], losses: dict[int, str]
+) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
-    with Job("everstep", ("--layers", str(layers)), script="attached.py", world_size=world) as job:
+    with Job("everstep", arguments, script="attached.py", world_size=world) as job:
         for number in numbers:
-            row: dict[str, object] = {"way": "everstep", "number": number, "load1": load1()}
+            row: dict[str, object] = {"way": way, "number": number, "load1": load1()}
             rows.append(row)
             try:
                 row |= kill_all(job, losses)
@@ -108,7 +104,9 @@ def _warm_rounds(world: int, layers: int, numbers: Sequence[int], losses: dict[i
                 row["error"] = str(error)
                 job.keep_folder = True
                 break
-            print(f"kill {number + 1} of all {world} ranks: {row['total_s']:.2f} s {row['parts']}", file=sys.stderr)
+            print(
+                f"kill {number + 1} of all {world} ranks, {way}: {row['total_s']:.2f} s {row['parts']}", file=sys.stderr
+            )
     return rows
 
 

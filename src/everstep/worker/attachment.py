@@ -30,7 +30,6 @@ from everstep.worker.state import BUFFERS, OWN, REST, WEIGHTS, Parts, Sharing, T
 from everstep.worker.stopping import Stopping
 
 _log = logging.getLogger(__name__)
-_DEFAULT_DIRECTORY = "everstep-checkpoints"
 _MEMORY_AFTER_STEPS = 2
 """Steps of an attempt before the memory tier is opened: the first makes the optimizer's state, the next is timed."""
 _attached = False
@@ -88,11 +87,6 @@ def attach(
     if restored is not None:
         observer.notes.part("restored")
     return run
-
-
-def _directory(given: str | Path | None, observer: Observer) -> Path:
-    ordered = observer.paths.checkpoints if observer.paths else ""
-    return Path(given or ordered or _DEFAULT_DIRECTORY).absolute()
 
 
 def _stopping(memory: Path | None, ranks: Ranks, observer: Observer) -> Stopping | None:
