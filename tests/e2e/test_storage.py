@@ -78,7 +78,7 @@ def test_a_hung_disk_slows_no_step_blocks_no_restart_and_is_told_of_while_it_han
         assert job.wait(60) == ExitCode.DONE
         assert job.stderr is not None
         words = job.stderr.read()
-    assert "is not durable yet and training goes on" in words
+    assert "is not durable yet: the disk has not answered for 10 s; training goes on" in words
     assert "checkpoints are durable again" in words
     assert not found(folder, StallSuspected)
     assert (tmp_path / "digest").read_text() == expected

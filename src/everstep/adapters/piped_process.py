@@ -89,9 +89,9 @@ class PipedProcess:
                 self._process.wait(min(_TELL_EVERY_S, max(left_s, 0.0)))
             except subprocess.TimeoutExpired:
                 if left_s <= 0:
-                    _log.warning("everstep: %s; process %d goes on by itself until it is", what, self.pid)
+                    _log.warning("%s; process %d goes on by itself until it is", what, self.pid)
                     return False
                 waited_s = time.monotonic() - started_s
-                _log.warning("everstep: %s after %.0f s; waiting up to %.0f s", what, waited_s, within_s)
+                _log.warning("%s after %.0f s; waiting up to %.0f s", what, waited_s, within_s)
                 continue
             return True

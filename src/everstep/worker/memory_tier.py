@@ -258,7 +258,7 @@ class MemoryTier:
         silent_s = word.silent_s(time.monotonic_ns())
         if self._disk_patience.is_over(silent_s, usual_s=word.took_s):
             step = word.pinned or word.durable
-            reason = f"the disk has not answered for {silent_s:.0f} s; newer steps are in memory only"
+            reason = f"the disk has not answered for {silent_s:.0f} s; training goes on, in memory only"
             tell_delay(self._observer, attempt, step=step, waited_s=silent_s, reason=reason)
 
     def _pace_saver(self, word: SaverWord) -> None:

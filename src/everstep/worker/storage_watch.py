@@ -19,7 +19,7 @@ TELL_AFTER_S = 10.0
 """Storage that has not answered for as long is told of, and again each time it has lasted six times longer."""
 _AGAIN_FACTOR = 6.0
 _LEARNED_FACTOR = 3.0
-"""A call is not told of before it has taken this multiple of the longest one that came back."""
+"""Slow storage is no news: a silence is not told of before this multiple of the usual one, nor of `after_s`."""
 _BEAT_AFTER_S = 5.0
 BEATS_FOR_S = 1800.0
 """For as long a rank that waits for storage is not taken for a hung one; afterwards it is judged like any other."""
@@ -38,15 +38,12 @@ class Patience:
         """Whether to tell now. Ask again and again; a silence of 0 begins anew."""
         if silent_s < self._told_at_s:
             self._told_at_s = 0.0
-        next_s = self._told_at_s * _AGAIN_FACTOR if self._told_at_s else max(self._after_s, usual_s * _LEARNED_FACTOR)
+        first_s = max(self._after_s, min(usual_s, self._after_s) * _LEARNED_FACTOR)
+        next_s = self._told_at_s * _AGAIN_FACTOR if self._told_at_s else first_s
         if silent_s < next_s:
             return False
         self._told_at_s = silent_s
         return True
-
-    @property
-    def has_told(self) -> bool:
-        return self._told_at_s > 0
 
 
 def tell_delay(observer: Observer, attempt: int, *, step: int, waited_s: float, reason: str) -> None:
@@ -56,7 +53,7 @@ def tell_delay(observer: Observer, attempt: int, *, step: int, waited_s: float, 
         at_s=notes.now_s(), attempt=Attempt(attempt), step=step, waited_s=round(waited_s, 1), reason=reason
     )
     notes.write(event)
-    _log.warning("everstep: step %d is not durable yet: %s; training goes on", step, reason)
+    _log.warning("everstep: step %d is not durable yet: %s", step, reason)
 
 
 class StorageWatch:
@@ -94,14 +91,14 @@ class StorageWatch:
             self._observer.beat()
 
     def _look(self, over: threading.Event, step: int, attempt: int) -> None:
-        patience = Patience()
+        patience = Patience(TELL_AFTER_S)
         while not over.wait(_POLL_S):
             silent_s = time.monotonic() - self._moved_s
             with self._lock:
                 if _BEAT_AFTER_S < silent_s < BEATS_FOR_S and not over.is_set():
                     self._observer.beat()
             if patience.is_over(silent_s, usual_s=self._longest_s):
-                reason = f"storage has not answered rank {self._rank} for {silent_s:.0f} s"
+                reason = f"storage has not answered rank {self._rank} for {silent_s:.0f} s; the ranks wait for it"
                 tell_delay(self._observer, attempt, step=step, waited_s=silent_s, reason=reason)
 
 
