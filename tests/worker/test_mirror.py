@@ -329,3 +329,18 @@ def test_the_command_line_lists_verifies_fetches_and_prunes_a_mirror(
     assert "removed step 10" in capsys.readouterr().out
     assert main(["checkpoints", url, "list", "--step", "10"]) == ExitCode.USAGE
     assert main(["checkpoints", str(directory), "fetch", "--out", str(out)]) == ExitCode.USAGE
+
+
+def test_at_the_end_a_store_gets_its_time_however_long_ago_it_last_moved(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mirror_upload, "STILL_S", 0.3)
+    monkeypatch.setattr(mirror_upload, "BACKOFF_S", (0.01,))
+    uploader = Uploader(order(directory, tmp_path))
+    time.sleep(0.4)  # a job without a checkpoint, for longer than a store may stand still
+    save(directory, 10)
+    (tmp_path / "store").write_text("in the way")
+    began_s = time.monotonic()
+    settle(uploader)
+    assert time.monotonic() - began_s >= 0.3
+    assert uploader.mirrored < 0

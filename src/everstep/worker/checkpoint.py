@@ -32,7 +32,7 @@ from everstep.worker.storage_watch import Answer, StorageWatch
 
 _log = logging.getLogger(__name__)
 _TEMPORARY = ".tmp-"
-_PROBE_WITHIN_S = 5.0
+_PROBE_WITHIN_S = 2.0
 _Message = TypeVar("_Message")
 
 

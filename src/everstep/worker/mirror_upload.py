@@ -58,6 +58,7 @@ class Uploader:
         self._notes = Notes(paths)
         self._answer: Answer[_Done] | None = None
         self._moved_s = time.monotonic()
+        self._closing_since_s = 0.0
         self._next_s = 0.0
         self._failed_in_a_row = 0
         self._spoilt: set[int] = set()
@@ -71,6 +72,8 @@ class Uploader:
     def turn(self, *, closing: bool = False) -> bool:
         """One look. Whether, at the end of the job, there is nothing more to do or to hope for."""
         now_s = time.monotonic()
+        if closing and not self._closing_since_s:
+            self._closing_since_s = now_s
         if self._answer is not None:
             if not self._answer.is_there(0.0):
                 self._tell_lag()
@@ -152,7 +155,7 @@ class Uploader:
 
     def _has_given_up(self, now_s: float) -> bool:
         """Bytes that move are waited for; what hangs or fails is not for ever."""
-        if now_s - self._moved_s < STILL_S:
+        if now_s - max(self._moved_s, self._closing_since_s) < STILL_S:
             return False
         _log.warning(
             "everstep: %s has not moved for %.0f s; step %d is not there", self._order.url, STILL_S, self._waiting

@@ -19,7 +19,7 @@ from everstep.worker.observer import Observer
 from everstep.worker.storage_watch import BEATS_FOR_S, Answer, Patience, tell_delay
 
 _log = logging.getLogger(__name__)
-DISK_WITHIN_S = 5.0
+DISK_WITHIN_S = 3.0
 """For as long the disk is waited for when memory has all that is needed to go on."""
 _ROUND_S = 1.0
 _TELL_EVERY_S = 10.0
