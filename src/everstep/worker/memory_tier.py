@@ -146,7 +146,7 @@ class MemoryTier:
             self._start_plan(step, opening.stride)
         self._share_plan()
         self._is_long = self._bulk is not None and self._bulk.size_bytes >= _LONG_BYTES
-        register_optimizer_step_pre_hook(lambda *_: self._hold_writers())
+        register_optimizer_step_pre_hook(torch.compiler.disable(self._hold_writers))  # a compiled step calls it too
 
     def note_step(self) -> None:
         """A step has ended; called before anything is saved."""
@@ -223,7 +223,7 @@ class MemoryTier:
         if self._ranks.leads and not self._spans_hosts:
             self._adjust(step, slots)
 
-    def _hold_writers(self) -> None:
+    def _hold_writers(self, *_: object) -> None:
         """An optimizer is about to step."""
         if (waited_s := self._stager.hold_writers()) > 0:
             self._pace.copied(waited_s=waited_s, busy_s=0.0)
