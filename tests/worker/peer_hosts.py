@@ -6,11 +6,12 @@ import signal
 import subprocess
 import sys
 import time
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from everstep.adapters.memory_folder import MemoryFolder, open_folder
-from everstep.adapters.memory_slots import RankSlots, SlotHeader, image_path, rest_path
+from everstep.adapters.memory_slots import RankSlots, SlotHeader, image_path, ranks_present, rest_path
 from everstep.adapters.peer_files import (
     COPIES_NAME,
     CREDENTIALS_NAME,
@@ -28,6 +29,8 @@ from everstep.worker.seal import seal_of
 from everstep.worker.shard_store import version_of
 
 WITHIN_S = 30.0
+TWO = {"a": (0, 1), "b": (2, 3)}
+MB = 1 << 20
 
 
 def wait_for(condition: Callable[[], object], what: str, *, within_s: float = WITHIN_S) -> None:
@@ -92,6 +95,12 @@ class SimulatedHost:
     def copies(self, shard: int) -> list[Version]:
         return complete(self.folder / COPIES_NAME, shard)
 
+    def is_receiving(self) -> bool:
+        """Whether a copy is being written now."""
+        folder = self.folder / COPIES_NAME
+        headers = [RankSlots(folder, shard) for shard in ranks_present(folder)]
+        return any(slot.state is SlotState.WRITING for found in headers for slot in found.slots())
+
     def ready(self) -> Readiness | None:
         return read_readiness(self.folder)
 
@@ -114,8 +123,6 @@ def complete(folder: Path, shard: int) -> list[Version]:
 
 def write_shard(folder: Path, shard: int, slot: int, step: int, content: bytes, *, of: int, attempt: int = 1) -> None:
     """A slot as a rank would leave it."""
-    import zlib
-
     rest = f"rest of {shard} at {step}".encode()
     image_path(folder, shard, slot).write_bytes(content)
     rest_path(folder, shard, slot).write_bytes(rest)
@@ -197,3 +204,12 @@ class Cluster:
 
     def errors(self) -> str:
         return "".join(host.errors.read_text() for host in self.hosts.values() if host.errors.exists())
+
+
+def save(cluster: Cluster, step: int, *, slot: int, size: int = MB + 1000) -> None:
+    for rank, folder in enumerate(cluster.memories()):
+        write_shard(Path(folder), rank, slot, step, bytes([rank, step]) * (size // 2), of=len(cluster.memories()))
+
+
+def steps(cluster: Cluster) -> list[int]:
+    return [version.step for version in cluster.held_by_all()]

@@ -1,24 +1,34 @@
 """Copies on other hosts: complete or not there, whoever is killed or lies; an empty host gets its own back."""
 
-import os
-import signal
+import contextlib
+import dataclasses
+import random
+import socket
+import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from tests.worker.peer_hosts import Cluster, complete, wait_for, write_shard
+from tests.worker.peer_hosts import MB, TWO, Cluster, complete, save, steps, wait_for, write_shard
 
-TWO = {"a": (0, 1), "b": (2, 3)}
-MB = 1 << 20
-
-
-def save(cluster: Cluster, step: int, *, slot: int, size: int = MB + 1000) -> None:
-    for rank, folder in enumerate(cluster.memories()):
-        write_shard(Path(folder), rank, slot, step, bytes([rank, step]) * (size // 2), of=len(cluster.memories()))
-
-
-def steps(cluster: Cluster) -> list[int]:
-    return [version.step for version in cluster.held_by_all()]
+from everstep.adapters import peer_line
+from everstep.adapters.memory_slots import SlotHeader
+from everstep.adapters.peer_files import read_address
+from everstep.adapters.peer_line import (
+    Credentials,
+    Line,
+    address_of,
+    answer,
+    listen,
+    load_credentials,
+    make_credentials,
+)
+from everstep.domain.errors import EvidenceError
+from everstep.worker.peer_service import Offer, Request, fetch
+from everstep.worker.shard_store import ShardStore, version_of
 
 
 def test_each_host_holds_the_others_newest_step_and_a_replaced_one_gets_its_own_back(tmp_path: Path) -> None:
@@ -39,37 +49,92 @@ def test_each_host_holds_the_others_newest_step_and_a_replaced_one_gets_its_own_
     assert "defect" not in cluster.errors()
 
 
-TRAININGS = {
-    "ddp, of which each rank holds a quarter": {"kind": "ddp", "world": 4},
-    "fsdp2": {"kind": "fsdp", "world": 4},
+class LyingPeer:
+    """Says that it holds step 9 and then does as it likes."""
+
+    def __init__(self, credentials: Credentials, lie: Callable[[Line, SlotHeader], None], header: SlotHeader) -> None:
+        self._listener = listen("127.0.0.1:0")
+        self.address = address_of(self._listener)
+        self._credentials, self._lie, self._header = credentials, lie, header
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        connection, _ = self._listener.accept()
+        with contextlib.suppress(OSError, EvidenceError), answer(connection, self._credentials) as line:
+            line.receive()
+            self._lie(line, self._header)
+
+    def close(self) -> None:
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+        self._listener.close()
+
+
+def offer(line: Line, header: SlotHeader, **changed: Any) -> None:
+    line.send(msgspec.msgpack.encode(Offer(header=dataclasses.replace(header, **changed))))
+
+
+def other_bytes(line: Line, header: SlotHeader) -> None:
+    offer(line, header)
+    line.send_bytes(memoryview(bytes(header.image_bytes + header.rest_bytes)))
+
+
+def half(line: Line, header: SlotHeader) -> None:
+    offer(line, header)
+    line.send_bytes(memoryview(bytes(header.image_bytes // 2)))
+
+
+def silence(line: Line, header: SlotHeader) -> None:
+    offer(line, header)
+    with contextlib.suppress(OSError, EvidenceError):
+        line.receive(within_s=3)
+
+
+LIES: dict[str, Callable[[Line, SlotHeader], None]] = {
+    "other bytes": other_bytes,
+    "half": half,
+    "silence": silence,
+    "nonsense": lambda line, _: line.send(b"\xc1nonsense"),
+    "another step": lambda line, header: offer(line, header, step=10),
+    "a size beyond all memory": lambda line, header: offer(line, header, image_bytes=1 << 50),
+    "a negative size": lambda line, header: offer(line, header, image_bytes=-1),
+    "facts that would overflow the page": lambda line, header: offer(line, header, facts=bytes(5000)),
+    "a name that would be cut": lambda line, header: offer(line, header, layout="b" * 33),
+    "nothing": lambda line, _: None,
 }
 
 
-@pytest.mark.parametrize(("training", "lost"), list(zip(TRAININGS, ["a", "b"], strict=True)))
-def test_a_job_that_loses_a_host_with_all_its_memory_goes_on_from_the_copies_bit_for_bit(
-    training: str, lost: str, lab: Any, tmp_path: Path
+@pytest.mark.parametrize("lie", LIES)
+def test_a_peer_that_lies_leaves_the_good_copy_as_it_is_and_its_own_never_counts(
+    lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    spec = {**TRAININGS[training], "until": 40, "pause_s": 0.01}
-    whole = lab.train("whole", **spec, directory=str(tmp_path / "other"))
-    with Cluster(tmp_path, TWO) as cluster:
-        assert [told.step for told in cluster.restore()] == [None, None]
-        pids = lab.start("first", **spec, memories=cluster.memories())
-        wait_for(lambda: (steps(cluster) or [0])[-1] >= 8, f"copies of a step; {cluster.errors()}{lab.errors('first')}")
-        held = steps(cluster)[-1]
-        for rank in TWO[lost]:
-            os.kill(pids[rank], signal.SIGKILL)
-        cluster.hosts[lost].lose()
-        for pid in pids:  # as the agents of the other hosts do
-            os.kill(pid, signal.SIGKILL)
-        assert 0 not in lab.wait()  # some die of the broken line before they are killed
-        assert not list(lab.directory.glob("step-*"))
-        cluster.hosts[lost].come_up()
-        step = cluster.restore()[0].step
-        assert step is not None
-        assert step >= held
-        resumed = lab.train("second", **spec, memories=cluster.memories(), seed=99)
-        assert lab.restored_step("second") == step
-        assert resumed == [rank[step:] for rank in whole]
-        wait_for(lambda: steps(cluster)[-1] > step, "copies after the restart")
+    monkeypatch.setattr(peer_line, "STALL_S", 0.3)
+    make_credentials(tmp_path / "credentials")
+    credentials = load_credentials(tmp_path / "credentials", encrypted=True)
+    store = ShardStore(tmp_path / "copies")
+    write_shard(tmp_path / "copies", 3, 0, 7, b"good" * MB, of=4)
+    header = dataclasses.replace(store.header(3, 0), step=9)
+    peer = LyingPeer(credentials, LIES[lie], header)
+    request = Request(shard=3, version=version_of(header))
+    with pytest.raises((OSError, EvidenceError)):
+        fetch(peer.address, credentials, request, partial(store.take, 3, 1, in_place=True), lambda: True)
+    peer.close()
+    assert [version.step for version in complete(tmp_path / "copies", 3)] == [7]
+
+
+def test_strangers_at_the_door_of_a_saver_neither_stop_it_nor_keep_others_out(tmp_path: Path) -> None:
+    with Cluster(tmp_path, TWO) as cluster, contextlib.ExitStack() as strangers:
+        host, port = read_address(cluster.hosts["a"].folder).split(":")
+        for number in range(40):
+            stranger = strangers.enter_context(socket.create_connection((host, int(port))))
+            with contextlib.suppress(OSError):
+                stranger.sendall([b"", b"GET / HTTP/1.0\r\n\r\n", random.Random(number).randbytes(3000)][number % 3])
+        cluster.tell()
+        for number in range(40):
+            stranger = strangers.enter_context(socket.create_connection((host, int(port))))
+            with contextlib.suppress(OSError):
+                stranger.sendall([b"", b"\x16\x03\x03", random.Random(number).randbytes(3000)][number % 3])
+        save(cluster, 7, slot=0)
+        wait_for(lambda: steps(cluster) == [7], f"copies of step 7; {cluster.errors()}")
     assert "defect" not in cluster.errors()
-    assert "everstep:" not in lab.errors("first") + lab.errors("second")

@@ -173,7 +173,8 @@ class Line:
             if left_s <= 0:
                 raise TimeoutError("a peer is silent")
             self._socket.settimeout(left_s)
-            count = self._socket.recv_into(into[filled:])
+            with into[filled:] as rest:
+                count = self._socket.recv_into(rest)
             if count == 0:
                 raise ConnectionResetError("a peer has closed the line")
             filled += count

@@ -116,6 +116,7 @@ class Watch:
         self._board = board
         self._mirror = mirror
         self._is_closing = threading.Event()
+        self._has_heard = False
         self._thread = threading.Thread(target=self._run, name=f"everstep-watch-{host}", daemon=True)
 
     def start(self) -> None:
@@ -128,6 +129,7 @@ class Watch:
     def _run(self) -> None:
         failures = 0
         while not self._is_closing.is_set():
+            self._has_heard = False
             try:
                 self._follow()
             except EvidenceError as problem:
@@ -139,8 +141,8 @@ class Watch:
                 _log.exception("everstep has a defect in watching host %s", self._host)
             if not self._is_closing.is_set():
                 self._board.hear(self._host, None)
+            failures = 0 if self._has_heard else failures + 1
             self._is_closing.wait(_RETRY_S[min(failures, len(_RETRY_S) - 1)])
-            failures += 1
 
     def _follow(self) -> None:
         access = self._board.access()
@@ -156,3 +158,4 @@ class Watch:
                     serial = news.serial
                     self._mirror(self._host, news)
                     self._board.hear(self._host, news)
+                    self._has_heard = True

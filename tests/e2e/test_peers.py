@@ -1,0 +1,81 @@
+"""Hosts lose all their memory, and savers are killed during transfers: copies bring the job back, bit for bit."""
+
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.worker.conftest import lab, launcher  # noqa: F401
+from tests.worker.peer_hosts import MB, TWO, Cluster, SimulatedHost, save, steps, wait_for
+
+pytestmark = pytest.mark.e2e
+TRAININGS = {
+    "ddp, of which each rank holds a quarter": {"kind": "ddp", "world": 4},
+    "fsdp2": {"kind": "fsdp", "world": 4},
+}
+
+
+@pytest.mark.parametrize(("training", "lost"), list(zip(TRAININGS, ["a", "b"], strict=True)))
+def test_a_job_that_loses_a_host_with_all_its_memory_goes_on_from_the_copies_bit_for_bit(
+    training: str,
+    lost: str,
+    lab: Any,  # noqa: F811 - the fixture that is imported
+    tmp_path: Path,
+) -> None:
+    spec = {**TRAININGS[training], "until": 40, "pause_s": 0.01}
+    whole = lab.train("whole", **spec, directory=str(tmp_path / "other"))
+    with Cluster(tmp_path, TWO) as cluster:
+        assert [told.step for told in cluster.restore()] == [None, None]
+        pids = lab.start("first", **spec, memories=cluster.memories())
+        wait_for(lambda: (steps(cluster) or [0])[-1] >= 8, f"copies of a step; {cluster.errors()}{lab.errors('first')}")
+        held = steps(cluster)[-1]
+        for rank in TWO[lost]:
+            os.kill(pids[rank], signal.SIGKILL)
+        cluster.hosts[lost].lose()
+        for pid in pids:  # as the agents of the other hosts do
+            os.kill(pid, signal.SIGKILL)
+        assert 0 not in lab.wait()  # some die of the broken line before they are killed
+        assert not list(lab.directory.glob("step-*"))
+        cluster.hosts[lost].come_up()
+        step = cluster.restore()[0].step
+        assert step is not None
+        assert step >= held
+        resumed = lab.train("second", **spec, memories=cluster.memories(), seed=99)
+        assert lab.restored_step("second") == step
+        assert resumed == [rank[step:] for rank in whole]
+        wait_for(lambda: steps(cluster)[-1] > step, "copies after the restart")
+    assert "defect" not in cluster.errors()
+    assert "everstep:" not in lab.errors("first") + lab.errors("second")
+
+
+def test_savers_killed_in_the_middle_of_transfers_never_cost_a_copy_that_all_had(tmp_path: Path) -> None:
+    chance = random.Random(int(os.environ.get("EVERSTEP_FUZZ_SEED", "5")))
+    kills = int(os.environ.get("EVERSTEP_FUZZ_KILLS", "4"))
+    with Cluster(tmp_path, {"a": (0, 1), "b": (2, 3), "c": (4, 5)}) as cluster:
+        cluster.tell(bytes_per_s=60e6)
+        save(cluster, 1, slot=1, size=4 * MB)
+        wait_for(lambda: steps(cluster) == [1], f"copies of step 1; {cluster.errors()}")
+        for step in range(2, 2 + kills):
+            save(cluster, step, slot=step % 3, size=4 * MB)
+            killed = chance.sample("abc", chance.choice([1, 1, 2]))
+            for name in killed:
+                wait_for_bytes(cluster.hosts[name], chance)
+                cluster.hosts[name].kill()
+            assert steps(cluster)[-1:] in ([step - 1], [step])
+            for name in killed:
+                cluster.hosts[name].start()
+            wait_for(lambda step=step: steps(cluster)[-1:] == [step], f"copies of step {step}; {cluster.errors()}")
+    assert "defect" not in cluster.errors()
+
+
+def wait_for_bytes(host: SimulatedHost, chance: random.Random) -> None:
+    """Until a copy of some shard is being written, or a little later, or for a while."""
+    ends_s = time.monotonic() + 0.4 * chance.random()
+    while time.monotonic() < ends_s and not host.is_receiving():
+        os.sched_yield()
+    spin_until_s = time.monotonic() + 0.03 * chance.random()
+    while time.monotonic() < spin_until_s:
+        os.sched_yield()
