@@ -6,6 +6,7 @@ of what lies there.
 
 import contextlib
 import fcntl
+import logging
 import os
 import shutil
 import time
@@ -15,9 +16,11 @@ from pathlib import Path
 
 from everstep.domain.errors import WorldError
 
+_log = logging.getLogger(__name__)
 SHARED_MEMORY = Path("/dev/shm")
 _LOCK_NAME = "lock"
 _PAUSE_S = 0.05
+_TELL_AFTER_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +56,7 @@ def open_folder(run: str, *, parent: Path = SHARED_MEMORY, patience_s: float = 6
         with _exclusive(parent):
             _remove_dead(parent, besides=folder_of(run, parent))
         deadline_s = time.monotonic() + patience_s
+        tell_s = time.monotonic() + _TELL_AFTER_S
         while True:
             with _exclusive(parent):
                 path = folder_of(run, parent)
@@ -63,6 +67,9 @@ def open_folder(run: str, *, parent: Path = SHARED_MEMORY, patience_s: float = 6
                     return MemoryFolder(path=path, lock=lock)
             if time.monotonic() >= deadline_s:
                 raise WorldError(f"{path} is still in use after {patience_s:.0f} s")
+            if time.monotonic() >= tell_s:
+                tell_s = deadline_s
+                _log.warning("an earlier start still makes its memory durable; waiting up to %.0f s for it", patience_s)
             time.sleep(_PAUSE_S)
     except OSError as error:
         raise WorldError(f"{parent} cannot be used ({error.strerror})") from error

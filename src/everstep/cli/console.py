@@ -68,8 +68,8 @@ class RunConsole:
                 self._is_behind = True
                 self._say(f"the save of step {body.step} failed and training goes on: {body.reason}", "bad")
             case CheckpointDelayed():
-                self._is_behind = True
-                self._say(f"step {body.step} is not durable yet: {body.reason}", "bad")
+                self._is_behind = self._is_behind or body.attempt > 0
+                self._say(body.sentence, "bad")
             case CheckpointSaved() if self._is_behind:
                 self._is_behind = False
                 self._say(f"checkpoints are durable again: step {body.step}, {body.path}", "good")

@@ -182,9 +182,10 @@ class CheckpointFailed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDelayed:
-    """A step is not durable yet because storage, or the mirror, does not answer or refuses; training goes on.
+    """A step is not durable yet because storage, or the mirror, does not answer or refuses.
 
     Attributes:
+        attempt: 0 where it is the mirror, which knows of none.
         step: the one that waits.
         waited_s: for how long so far.
     """
@@ -194,6 +195,11 @@ class CheckpointDelayed:
     step: int
     waited_s: float
     reason: str
+
+    @property
+    def sentence(self) -> str:
+        where = "durable" if self.attempt else "in the mirror"
+        return f"step {self.step} is not {where} yet: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -423,7 +423,7 @@ def _sentence(body: Event | Command) -> str:
         case CheckpointFailed():
             return f"the save of step {body.step} failed: {body.reason}"
         case CheckpointDelayed():
-            return f"step {body.step} is not durable yet: {body.reason}"
+            return body.sentence
         case FinishJob():
             return f"the job ended: {body.summary}"
         case _:

@@ -106,8 +106,10 @@ class LiveRun:
                 return self._inject(body)
             case WorkerExited() if body.exit_code != 0:
                 self.state = "a worker died; taking evidence"
-            case CheckpointFailed() | CheckpointDelayed():
-                return (f"step {body.step} is not durable yet: {body.reason}",)
+            case CheckpointFailed():
+                return (f"the save of step {body.step} failed: {body.reason}",)
+            case CheckpointDelayed():
+                return (body.sentence,)
             case StallSuspected():
                 self.state = "no rank moves; taking evidence"
             case RecordVerdict():

@@ -74,7 +74,7 @@ class Mirror:
                 check(held, entry)
                 self._moved()
             self._store.remove(f"{folder}/{manifests.MANIFEST_NAME}")  # one that is damaged
-            names = [path.name for path in held.iterdir() if path.name != manifests.MANIFEST_NAME]
+            names = [name for name in _files(held) if name != manifests.MANIFEST_NAME]
             self._all(names, lambda name: self._store.put(held / name, f"{folder}/{name}", self._moved))
             sealed = (held / manifests.MANIFEST_NAME).read_bytes()
             sizes = self._store.sizes(folder)
@@ -141,7 +141,8 @@ class Mirror:
         temporary.mkdir()
         folder = manifests.folder_name(manifest.step)
         try:
-            names = {name.rpartition("/")[2] for name in self._store.sizes(folder)} | {e.name for e in manifest.files}
+            there = {name.removeprefix(f"{folder}/") for name in self._store.sizes(folder)}
+            names = there | {entry.name for entry in manifest.files}
             self._all(sorted(names), lambda name: self._get(f"{folder}/{name}", temporary / name))
             for entry in manifest.files:
                 check(temporary, entry)
@@ -155,6 +156,7 @@ class Mirror:
             shutil.rmtree(temporary, ignore_errors=True)
 
     def _get(self, name: str, local: Path) -> None:
+        local.parent.mkdir(parents=True, exist_ok=True)
         try:
             self._store.get(name, local, self._moved)
         except FileNotFoundError as error:
@@ -213,8 +215,9 @@ def _held(folder: Path) -> Iterator[Path]:
     held.mkdir()
     try:
         try:
-            for path in folder.iterdir():
-                os.link(path, held / path.name)
+            for name in _files(folder):
+                (held / name).parent.mkdir(parents=True, exist_ok=True)
+                os.link(folder / name, held / name)
         except OSError:
             if not folder.is_dir():
                 raise
@@ -223,6 +226,10 @@ def _held(folder: Path) -> Iterator[Path]:
             yield held
     finally:
         shutil.rmtree(held, ignore_errors=True)
+
+
+def _files(folder: Path) -> list[str]:
+    return [str(path.relative_to(folder)) for path in sorted(folder.rglob("*")) if not path.is_dir()]
 
 
 def _step_of(name: str) -> int | None:

@@ -165,15 +165,17 @@ class Uploader:
     def _tell_lag(self) -> None:
         lag_s = time.monotonic() - self._waiting_since_s if self._waiting else 0.0
         if self._patience.is_over(lag_s, usual_s=self._usual_s):
-            self._tell(lag_s, self._error or "its upload has taken all that time")
+            self._tell(lag_s, self._error or f"{self._order.url} is slow")
 
     def _tell(self, waited_s: float, reason: str) -> None:
-        reason = f"not in the mirror {self._order.url} yet, after {waited_s:.0f} s: {reason}"
-        step = max(self._waiting, 0)
-        _log.warning("everstep: step %d is %s", step, reason)
         event = CheckpointDelayed(
-            at_s=self._notes.now_s(), attempt=Attempt(0), step=step, waited_s=round(waited_s, 1), reason=reason
+            at_s=self._notes.now_s(),
+            attempt=Attempt(0),
+            step=max(self._waiting, 0),
+            waited_s=round(waited_s, 1),
+            reason=f"{reason} (so for {waited_s:.0f} s)" if waited_s else reason,
         )
+        _log.warning("everstep: %s", event.sentence)
         self._notes.write(event)
 
     def _tell_done(self, done: _Done) -> None:

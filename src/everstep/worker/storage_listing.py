@@ -85,9 +85,11 @@ class StorageListing:
 
     def _look_everywhere(self, look: Look, in_memory: int | None) -> list[Manifest]:
         disk = look()
-        if in_memory is not None or not self._mirror_url:
+        if not self._mirror_url:
             return disk
         self._leave_word()
+        if in_memory is not None:
+            return disk
         newest = disk[0].step if disk else 0
         return look() if self._fetch(newest) else disk
 
