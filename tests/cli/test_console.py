@@ -7,9 +7,11 @@ from everstep.domain.causes import Cause, FaultKind
 from everstep.domain.commands import Command, DismissSuspicion, FinishJob, RecordVerdict, Rung, StartWorkers
 from everstep.domain.errors import ExitCode
 from everstep.domain.events import (
+    CheckpointDelayed,
     CheckpointFailed,
     CheckpointRefused,
     CheckpointRestored,
+    CheckpointSaved,
     Event,
     FaultInjected,
     RunResumed,
@@ -133,6 +135,17 @@ def test_trouble_with_checkpoints_is_always_said(quiet: bool) -> None:
     assert said(refused, failed, quiet=quiet) == [
         ("bad", "checkpoint c/30 is not used: torn"),
         ("bad", "the save of step 40 failed and training goes on: disk full"),
+    ]
+
+
+def test_storage_that_answers_again_is_said_once_and_the_mirror_is_not_the_disk() -> None:
+    disk = CheckpointDelayed(at_s=1.0, attempt=Attempt(1), step=40, waited_s=10.0, reason="the disk has not answered")
+    mirror = CheckpointDelayed(at_s=1.0, attempt=Attempt(0), step=40, waited_s=0.0, reason="503")
+    saved = CheckpointSaved(at_s=2.0, attempt=Attempt(1), step=50, path="c/50", size_bytes=1, duration_s=0.1)
+    assert said(mirror, saved) == [("bad", "step 40 is not in the mirror yet: 503")]
+    assert said(disk, saved, saved) == [
+        ("bad", "step 40 is not durable yet: the disk has not answered"),
+        ("good", "checkpoints are durable again: step 50, c/50"),
     ]
 
 
