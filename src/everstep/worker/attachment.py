@@ -264,7 +264,7 @@ class Run:
             elif position is not None and loop == self._loop and not over:
                 feed.resume(position)
                 self._tell_doubts(feed.changes(position))
-            randomness.put_back(self._resume["random"])
+            randomness.put_back_own(self._resume["random"])
         self._resume = None
 
     def _rehearse(self, batch: Any) -> Iterator[Any]:
@@ -350,7 +350,7 @@ class Run:
         """Where this rank stands in its data and its random numbers."""
         if self._feed is not None:
             self._position = {**self._feed.position(), "loop": self._loop}
-        return {"random": randomness.capture(), "data": self._position}
+        return {"random": randomness.capture_own(), "data": self._position}
 
     def _capture(self) -> tuple[Parts, tuple[str, ...]]:
         """This rank's state, and the names of the parts that it need not write if rank 0 has the same."""

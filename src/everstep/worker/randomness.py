@@ -3,6 +3,7 @@
 It does not know generators that the script made itself; those go into `attach(extra=...)`.
 """
 
+import hashlib
 import random
 import struct
 import sys
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 State = dict[str, Any]
 
@@ -48,6 +50,30 @@ def put_back(state: State) -> None:
         np.random.set_state((kind, keys.numpy().astype("uint32"), position, has_gauss, cached))
     if "cuda" in state:
         torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def capture_own() -> State:
+    """What `capture` gives, with the rank that it belongs to."""
+    return {**capture(), "rank": _rank()}
+
+
+def put_back_own(state: State) -> None:
+    """Put every generator back to where `capture_own` found it; on another rank, let it begin a course of its own.
+
+    A job with more ranks than before has some that nobody saved for. What they draw follows from the state of another
+    rank and from their own rank; with that state as it is, two ranks would drop the same units.
+    """
+    put_back(state)
+    if state["rank"] == (rank := _rank()):
+        return
+    digest = hashlib.blake2b(bytes(state["torch"].tolist()) + struct.pack("<Q", rank), digest_size=20).digest()
+    seed(digest)
+    if "cuda" in state:
+        torch.cuda.manual_seed_all(struct.unpack("<Q", digest[:8])[0] >> 1)
+
+
+def _rank() -> int:
+    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0
 
 
 def seed(digest: bytes) -> None:
