@@ -37,7 +37,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(tmp_
     assert train(tmp_path, steps="20").code == ExitCode.DONE
     assert len(list((tmp_path / "checkpoints").glob("step-*"))) == 2
     newest = max((tmp_path / "checkpoints").glob("step-*"))
-    file = newest / "rank-00000.pt"
+    file = newest / "__0_0.distcp"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
@@ -46,7 +46,7 @@ def test_a_damaged_checkpoint_is_refused_by_name_and_the_one_before_is_used(tmp_
     assert done.code == ExitCode.DONE, done.err
     [refused] = done.bodies(CheckpointRefused)
     assert newest.name in refused.path
-    assert "rank-00000.pt" in refused.reason
+    assert "__0_0.distcp" in refused.reason
     assert refused.reason in done.err
     assert done.bodies(CheckpointRestored)[0].step < 20
     assert (tmp_path / "digest").read_text() == untouched

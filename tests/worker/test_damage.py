@@ -3,6 +3,7 @@
 import json
 import random
 import shutil
+import sys
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ import torch
 from everstep.adapters.memory_slots import HEADER_BYTES, SLOT_COUNT, RankSlots, image_path, rest_path
 from everstep.adapters.object_store import ObjectStore
 from everstep.adapters.worker_environment import WorkerPaths
+from everstep.domain.errors import WorldError
 from everstep.policy.checkpoints import SlotState
 from everstep.worker.checkpoint_manifest import complete_steps
 from everstep.worker.checkpoint_restore import Restoring
@@ -21,7 +23,10 @@ from everstep.worker.mirror import Mirror
 from everstep.worker.observer import Observer
 from everstep.worker.ranks import Ranks
 from everstep.worker.saver import Saver
-from everstep.worker.state import OWN, WEIGHTS
+from everstep.worker.state import TrainingState
+
+sys.path.insert(0, str(Path(__file__).parent / "scripts"))
+import train
 
 KILLED = -9
 DAMAGE_COUNT = 200
@@ -46,18 +51,22 @@ DAMAGES: tuple[Callable[[Path, random.Random], None], ...] = (flip, flip, flip, 
 
 
 def restored(folder: Path) -> tuple[int, str] | None:
-    """Step and content of what a new attempt would begin with."""
+    """Step and content of what a new attempt would begin with; None also where it is spoilt and would not begin."""
+    model = train.Net(24)
+    optimizer = torch.optim.AdamW(model.parameters())
+    scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+    extra = {"average": train.Average(model)}
+    state = TrainingState(model=model, optimizer=optimizer, scheduler=scheduler, extra=extra)
     paths = WorkerPaths(run="damage", attempt=2, rank=0, mirror=f"file://{folder / 'mirror'}")
-    found = Restoring(folder / "disk", folder / "memory", Ranks(), Observer(paths), 2).run()
+    try:
+        found = Restoring(state, folder / "disk", folder / "memory", Ranks(), Observer(paths), 2).run()
+    except WorldError:
+        return None
     if found is None:
         return None
-    weights = found.parts[WEIGHTS]
-    tensors = [
-        *weights["parameters"].values(),
-        *(t for s in weights["optimizer"]["content"]["state"].values() for t in s.values()),
-    ]
-    content = [t.tolist() for t in tensors if isinstance(t, torch.Tensor)]
-    return found.manifest.step, json.dumps([content, found.parts[OWN]["random"]["torch"].tolist()])
+    tensors = [*model.state_dict().values(), *(t for s in optimizer.state.values() for t in s.values())]
+    content = [t.tolist() for t in [*tensors, *extra["average"].values]]
+    return found.manifest.step, json.dumps([content, found.own["random"]["torch"].tolist()])
 
 
 def holdings(folder: Path) -> dict[tuple[str, int], list[bytes]]:
@@ -119,7 +128,7 @@ def test_no_damage_to_any_tier_is_ever_loaded_and_the_best_of_what_is_left_is(ke
     while count < DAMAGE_COUNT:
         folder = tmp_path / "round"
         shutil.copytree(kept, folder)
-        files = [p for p in folder.rglob("*") if p.is_file() and p.suffix in {".pt", ".headers", ".json"}]
+        files = [p for p in folder.rglob("*") if p.is_file() and p.suffix in {".pt", ".distcp", ".headers", ".json"}]
         files = [p for p in files if p.name != "job.json"]
         for _ in range(chance.randint(1, 8)):
             path = chance.choice([p for p in files if p.exists() and p.stat().st_size])

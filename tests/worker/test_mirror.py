@@ -23,6 +23,7 @@ from everstep.domain.errors import ConfigError, EvidenceError, ExitCode, WorldEr
 from everstep.worker import checkpoint_manifest as manifests
 from everstep.worker import mirror_upload
 from everstep.worker.checkpoint_manifest import Crc32, FileEntry, Manifest
+from everstep.worker.layout import tensors_name
 from everstep.worker.mirror import HELD, Mirror
 from everstep.worker.mirror_upload import Uploader
 from everstep.worker.observer import Observer
@@ -37,9 +38,9 @@ def save(directory: Path, step: int, *, seed: int = 0, size: int = 5000, world: 
     for rank in range(world):
         content, crc = chance.randbytes(size), Crc32()
         crc.update(content)
-        name = manifests.file_name(rank)
+        name = tensors_name(rank)
         (folder / name).write_bytes(content)
-        entries.append(FileEntry(name=name, rank=rank, size_bytes=size, digest=crc.hexdigest(), parts=("weights",)))
+        entries.append(FileEntry(name=name, rank=rank, size_bytes=size, digest=crc.hexdigest()))
     facts = {"torch": "2.13", "thread_count": 1, "interval_steps": 10, "inexact_because": ()}
     manifest = Manifest(step=step, world_size=world, files=tuple(entries), **facts)  # type: ignore[arg-type]
     (folder / manifests.MANIFEST_NAME).write_bytes(manifests.encode(manifest))
@@ -102,10 +103,10 @@ def test_retention_keeps_the_newest_complete_ones_and_removes_what_never_ended(u
 
 def test_a_damaged_file_on_disk_is_never_published(url: str, directory: Path) -> None:
     save(directory, 10)
-    path = directory / "step-00000010" / "rank-00001.pt"
+    path = directory / "step-00000010" / "__1_0.distcp"
     path.write_bytes(path.read_bytes()[:-1] + b"!")
     mirror = Mirror(ObjectStore(url))
-    with pytest.raises(EvidenceError, match=r"rank-00001\.pt was changed"):
+    with pytest.raises(EvidenceError, match=r"__1_0\.distcp was changed"):
         mirror.upload(directory, 10)
     assert ObjectStore(url).sizes() == {}
 
@@ -118,7 +119,7 @@ def test_a_damaged_step_in_the_mirror_is_refused_for_the_one_before_and_mended_b
     for step in (10, 20):
         save(directory, step)
         mirror.upload(directory, step)
-    path = tmp_path / "store" / "step-00000020" / "rank-00000.pt"
+    path = tmp_path / "store" / "step-00000020" / "__0_0.distcp"
     whole = path.read_bytes()
     path.write_bytes(whole[:100] + bytes([whole[100] ^ 1]) + whole[101:])
     step, refused = mirror.fetch(tmp_path / "there", newer_than=0)
@@ -326,7 +327,7 @@ def test_the_command_line_lists_verifies_fetches_and_prunes_a_mirror(
     assert main(["checkpoints", url, "fetch", "--out", str(out)]) == ExitCode.DONE
     assert content(out / "step-00000020") == content(directory / "step-00000020")
     assert main(["checkpoints", url, "verify", "--step", "20"]) == ExitCode.DONE
-    (tmp_path / "store" / "step-00000020" / "rank-00000.pt").write_bytes(b"!" * 5000)
+    (tmp_path / "store" / "step-00000020" / "__0_0.distcp").write_bytes(b"!" * 5000)
     assert main(["checkpoints", url, "verify", "--step", "20"]) == ExitCode.SCRIPT_BUG
     assert main(["checkpoints", url, "prune", "--keep", "1"]) == ExitCode.DONE
     assert "removed step 10" in capsys.readouterr().out

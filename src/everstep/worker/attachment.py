@@ -5,7 +5,7 @@ It knows the order of things; how state, data and files are kept is told in stat
 
 import logging
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
@@ -26,7 +26,7 @@ from everstep.worker.memory_tier import MemoryTier, draft_of, memory_folder
 from everstep.worker.observer import Observer, current
 from everstep.worker.ranks import Ranks
 from everstep.worker.resume_promise import checkpoint_directory, keep_promise
-from everstep.worker.state import BUFFERS, OWN, REST, WEIGHTS, Parts, Sharing, TrainingState, versions_of
+from everstep.worker.state import Sharing, TrainingState, versions_of
 from everstep.worker.stopping import Stopping
 
 _log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def attach(
     observer.notes.part("attached")
     with observer.during(Phase.RESTORING):
         memory = memory_folder(observer)
-        restored = Restoring(checkpoints.directory, memory, ranks, observer, checkpoints.attempt).run()
+        restored = Restoring(state, checkpoints.directory, memory, ranks, observer, checkpoints.attempt).run()
         keep_promise(restored=restored is not None)
         tier = MemoryTier(memory, ranks, observer, config)
         run = Run(config, state, checkpoints, tier, observer, restored)
@@ -137,15 +137,14 @@ class Run:
         self._rehearsals = 0  # still to come
         self.stopping: Stopping | None = None
         """Set by `attach`: hears of an announced stop."""
-        self._before: tuple[dict[str, Any] | None, list[int]] = None, []  # what was restored, for the rehearsal
+        self._before: tuple[Callable[[], None] | None, list[int]] = None, []  # reads again what was restored
         if restored is not None:
             self._step = self._saved_step = restored.manifest.step
             self._rehearsals = _rehearsals(config, state)
-            self._resume = restored.parts[OWN]
+            self._resume = restored.own
             self._position = self._resume["data"]
-            state.put_back(restored.parts, keep=False)
             if self._rehearsals:
-                self._before = restored.mapped, versions_of(state)
+                self._before = restored.again, versions_of(state)
             self._tell_doubts(doubts_at_resume(restored.manifest))
         self._memory_wait = _MEMORY_AFTER_STEPS
         self._memory_opens_after = self._step + self._memory_wait
@@ -270,10 +269,11 @@ class Run:
     def _rehearse(self, batch: Any) -> Iterator[Any]:
         """Steps for show, so that DDP settles its order of sums; after each everything is as it was before."""
         self._memory.finish()
-        mapped, versions = self._before
+        again, versions = self._before
         self._before = None, []
-        unchanged = mapped is not None and versions == versions_of(self._state)
-        before = self._state.snapshot(weights=mapped if unchanged else None)
+        if versions != versions_of(self._state):
+            again = None
+        before = self._state.snapshot(weights=again is None)
         after_fetch = randomness.capture()
         while self._rehearsals:
             self._rehearsals -= 1
@@ -285,6 +285,8 @@ class Run:
                 self._rehearsing = False
             if not self._state.stepped:
                 self._tell_doubts(["the optimizer did not step in the rehearsal"])
+            if again is not None:
+                again()
             self._state.put_back(before, keep=self._rehearsals > 0)
             randomness.put_back(after_fetch)
             self._observer.beat()
@@ -330,9 +332,7 @@ class Run:
         if self._saved_step == self._step:
             return
         started_s = time.monotonic()
-        parts, shared = self._capture()
-        draft = self._draft()
-        saved = self._checkpoints.save(parts, shared, draft)
+        saved = self._checkpoints.save(self._state, self._own(), self._draft())
         if not saved.error:
             self._saved_step = self._step
         interval = self._checkpoints.agree(lambda: self._schedule.decide(time.monotonic() - started_s))
@@ -351,19 +351,6 @@ class Run:
         if self._feed is not None:
             self._position = {**self._feed.position(), "loop": self._loop}
         return {"random": randomness.capture_own(), "data": self._position}
-
-    def _capture(self) -> tuple[Parts, tuple[str, ...]]:
-        """This rank's state, and the names of the parts that it need not write if rank 0 has the same."""
-        sharing = self._state.sharing
-        parts = self._state.capture(weights=self._leads or sharing is not Sharing.REPLICATED)
-        parts[OWN] |= self._own()
-        match sharing:
-            case Sharing.REPLICATED:
-                return parts, (BUFFERS, REST)
-            case Sharing.UNKNOWN:
-                return parts, (WEIGHTS, BUFFERS, REST)
-            case Sharing.SHARDED:
-                return parts, ()
 
     def _tell_doubts(self, doubts: list[str]) -> None:
         if doubts and self._leads:

@@ -8,26 +8,29 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import msgspec
-import torch
+from torch import Tensor
 
 from everstep.domain.errors import ConfigError, EvidenceError
 from everstep.domain.events import CheckpointFailed, CheckpointSaved
 from everstep.domain.ids import Attempt
 from everstep.domain.phases import Phase
 from everstep.worker import checkpoint_manifest as manifests
-from everstep.worker.checkpoint_file import Sink, digest_of
-from everstep.worker.checkpoint_manifest import FileEntry, Manifest
+from everstep.worker.checkpoint_form import Form
+from everstep.worker.checkpoint_manifest import COMMON, Crc32, FileEntry, Manifest
 from everstep.worker.checkpoint_restore import REFUSED, shown
 from everstep.worker.durable import sync_folder, write_durably
+from everstep.worker.layout import LAYOUT_NAME, METADATA_NAME, tensors_name
+from everstep.worker.memory_image import rest_of
 from everstep.worker.observer import Observer
+from everstep.worker.rank_file import write_rank_file
 from everstep.worker.ranks import Ranks
-from everstep.worker.state import Parts
+from everstep.worker.state import OWN, TrainingState
 from everstep.worker.storage_watch import Answer, StorageWatch
 
 _log = logging.getLogger(__name__)
@@ -46,18 +49,17 @@ class Saved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Plan:
-    """Rank 0's word before a save: the folder is made (or why not), and the digests of the parts that may be shared."""
+    """Rank 0's word before a save: the folder is made, or why not."""
 
     step: int
     error: str = ""
-    digests: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Written:
-    """One rank's word after writing its file."""
+    """One rank's word after writing its files."""
 
-    entry: FileEntry | None = None
+    entries: tuple[FileEntry, ...] = ()
     error: str = ""
 
 
@@ -78,6 +80,7 @@ class Checkpoints:
         self._observer = observer
         self._keep = keep
         self._failure_told = False
+        self._form = Form(ranks)
         self._watch = StorageWatch(observer, rank=ranks.rank)
         error = self._ask_directory() if ranks.leads else ""
         if error := self._tell(error):
@@ -100,23 +103,23 @@ class Checkpoints:
     def world_size(self) -> int:
         return self._ranks.world_size
 
-    def save(self, parts: Parts, shared: tuple[str, ...], draft: Manifest) -> Saved:
+    def save(self, state: TrainingState, own: dict[str, Any], draft: Manifest) -> Saved:
         """Write one checkpoint. An error of the disk is told and returned, not raised: training goes on.
 
         Args:
-            parts: this rank's state.
-            shared: names of the parts that a rank leaves out when rank 0 has the very same.
+            own: what OWN holds beside gradients.
             draft: the manifest, without its files.
         """
         started_s = time.monotonic()
         temporary = self._directory / f"{_TEMPORARY}{manifests.folder_name(draft.step)}-a{self.attempt:04d}"
         with self._observer.during(Phase.SAVING):
-            plan = self._prepare(temporary, draft.step, {name: parts[name] for name in shared})
+            plan = self._prepare(temporary, draft.step)
             if plan.error:
                 saved = Saved(error=plan.error)
             else:
-                mine = {name: part for name, part in parts.items() if not self._same_as_leader(name, part, plan)}
-                written = self._write(temporary, mine, draft.step)
+                tensors, small = self._form.capture(state)
+                small[OWN] |= own
+                written = self._write(temporary, tensors, small, draft.step)
                 answers = self._ranks.gather(msgspec.json.encode(written))
                 with self._watch.asking(draft.step, self.attempt):
                     saved = self._commit(temporary, [msgspec.json.decode(a, type=_Written) for a in answers], draft)
@@ -155,7 +158,7 @@ class Checkpoints:
             )
         return ""
 
-    def _prepare(self, temporary: Path, step: int, shared: Parts) -> _Plan:
+    def _prepare(self, temporary: Path, step: int) -> _Plan:
         plan = _Plan(step=step)
         if self._ranks.leads:
             try:
@@ -165,8 +168,6 @@ class Checkpoints:
                     temporary.mkdir(parents=True)
             except OSError as error:
                 plan = _Plan(step=step, error=f"{temporary.name}: {error.strerror}")
-            if self._ranks.world_size > 1 and not plan.error:
-                plan = _Plan(step=step, digests={name: digest_of(part) for name, part in shared.items()})
         plan = self._tell(plan)
         if plan.step != step:
             raise RuntimeError(
@@ -175,37 +176,38 @@ class Checkpoints:
             )
         return plan
 
-    def _same_as_leader(self, name: str, part: dict[str, Any], plan: _Plan) -> bool:
-        return not self._ranks.leads and name in plan.digests and plan.digests[name] == digest_of(part)
-
-    def _write(self, folder: Path, parts: Parts, step: int) -> _Written:
-        name = manifests.file_name(self._ranks.rank)
+    def _write(self, folder: Path, tensors: Sequence[Tensor], small: dict[str, Any], step: int) -> _Written:
+        """This rank's files. One whose tensors are rank 0's, bit for bit, writes the rest alone."""
+        rank, layout = self._ranks.rank, self._form.own_layout
+        twin = self._form.is_twin(tensors)
+        holder = 0 if twin else rank
+        name, seal, digest = tensors_name(holder), 0, ""
         try:
-            with self._watch.asking(step, self.attempt), (folder / name).open("xb", buffering=0) as file:
-                sink = Sink(file, self._watch.moved)
-                torch.save(parts, cast("IO[bytes]", sink))
-                sink.finish()
-                os.fsync(file.fileno())
+            with self._watch.asking(step, self.attempt):
+                if not twin:
+                    seal, digest = write_rank_file(folder / name, layout, tensors, self._watch.moved)
+                rest, crc = bytes(rest_of(small)), Crc32()
+                crc.update(rest)
+                name = manifests.rest_name(rank)
+                write_durably(folder / name, rest)
         except OSError as error:
             return _Written(error=f"{name}: {error.strerror}")
-        entry = FileEntry(
-            name=name,
-            rank=self._ranks.rank,
-            size_bytes=sink.size_bytes,
-            digest=sink.seal.hexdigest(),
-            parts=tuple(sorted(parts)),
-        )
-        return _Written(entry=entry)
+        file = FileEntry(name=tensors_name(holder), rank=rank, size_bytes=layout.size_bytes, digest=digest, seal=seal)
+        return _Written(entries=(file, FileEntry(name=name, rank=rank, size_bytes=len(rest), digest=crc.hexdigest())))
 
     def _commit(self, temporary: Path, written: list[_Written], draft: Manifest) -> Saved:
         """The rename is the commit. Only rank 0 does this; only after it are older checkpoints removed."""
         if not self._ranks.leads:
             return Saved()
         error = next((answer.error for answer in written if answer.error), "")
-        files = tuple(answer.entry for answer in written if answer.entry is not None)
-        manifest = dataclasses.replace(draft, files=files, replicated=False)
+        manifest = draft
         if not error:
+            first = written[0].entries[0]
+            files = [entry for answer in written for entry in answer.entries]
+            files = [e if e.digest else dataclasses.replace(e, digest=first.digest, seal=first.seal) for e in files]
             try:
+                files = [*self._write_layout(temporary), *files]
+                manifest = dataclasses.replace(draft, files=tuple(files), layout=self._form.name)
                 write_durably(temporary / manifests.MANIFEST_NAME, manifests.encode(manifest))
                 manifests.read(temporary)  # a rank on a host that does not share the directory shows here
                 sync_folder(temporary)
@@ -219,6 +221,15 @@ class Checkpoints:
         except OSError as problem:
             _log.warning("everstep cannot remove old checkpoints in %s: %s", self._directory, problem.strerror)
         return Saved(error=error, size_bytes=manifest.size_bytes)
+
+    def _write_layout(self, folder: Path) -> list[FileEntry]:
+        entries = []
+        for name, content in ((LAYOUT_NAME, self._form.content), (METADATA_NAME, self._form.metadata)):
+            write_durably(folder / name, content)
+            crc = Crc32()
+            crc.update(content)
+            entries.append(FileEntry(name=name, rank=COMMON, size_bytes=len(content), digest=crc.hexdigest()))
+        return entries
 
     def _publish(self, temporary: Path, step: int) -> None:
         target = self._directory / manifests.folder_name(step)

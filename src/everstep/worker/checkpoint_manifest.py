@@ -14,11 +14,12 @@ import msgspec
 
 from everstep.domain.errors import ConfigError, EvidenceError
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST_NAME = "manifest.json"
 _FOLDER = re.compile(r"step-(\d{8,})")
 _READ_BYTES = 16 << 20
 _CRC32 = "crc32:"
+COMMON = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,15 +27,16 @@ class FileEntry:
     """One file of a checkpoint.
 
     Attributes:
-        digest: blake2b of the whole file, 32 bytes, in hexadecimal; or `crc32:` and 8 digits.
-        parts: the parts of the state that are inside; a rank finds what its own file lacks in rank 0's.
+        rank: whose; COMMON for one that is everybody's. Ranks that hold the very same tensors share a file.
+        digest: `crc32:` and 8 digits, of the whole file.
+        seal: of a file with tensors: the checksum over its table of checksums (worker/seal.py).
     """
 
     name: str
     rank: int
     size_bytes: int
     digest: str
-    parts: tuple[str, ...]
+    seal: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,9 +48,9 @@ class Manifest:
         thread_count: torch's threads within an operation, which decide the order of sums.
         interval_steps: steps between two saves at that time; a resumed run begins with them.
         inexact_because: why a resume may not be bit-identical; empty when it is.
-        files: in the order of the ranks; with a layout, each rank has one with tensors and one with the rest.
-        layout: what names the arrangement of a checkpoint that came from memory; empty for one that ranks wrote.
-        replicated: with a layout: every rank's file has a share of weights that all ranks hold.
+        files: for each rank one with tensors and one with the rest; the layout, and Distributed Checkpoint's metadata.
+        layout: names the arrangement of the tensors (worker/layout.py).
+        replicated: every rank's file has a share of weights that all ranks hold.
         digest: blake2b of this manifest with an empty digest.
     """
 
@@ -66,19 +68,23 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        return sum(entry.size_bytes for entry in self.files)
+        return sum({entry.name: entry.size_bytes for entry in self.files}.values())
+
+    def entry(self, name: str, rank: int) -> FileEntry | None:
+        """The file of this name that is this rank's."""
+        return next((entry for entry in self.files if entry.rank == rank and entry.name == name), None)
+
+    def tensors_of(self, rank: int) -> FileEntry | None:
+        """The file with a rank's tensors."""
+        return next((entry for entry in self.files if entry.rank == rank and entry.name != rest_name(rank)), None)
 
 
 class _FormatOnly(msgspec.Struct):
     format: int
 
 
-def digest() -> "hashlib.blake2b":
-    return hashlib.blake2b(digest_size=32)
-
-
 class Crc32:
-    """A digest for what a process beside training writes: it costs a fifth of blake2b."""
+    """The digest of a file as it is written."""
 
     def __init__(self) -> None:
         self.value = 0
@@ -87,12 +93,17 @@ class Crc32:
         self.value = zlib.crc32(data, self.value)
 
     def hexdigest(self) -> str:
-        return f"{_CRC32}{self.value:08x}"
+        return crc32_digest(self.value)
 
 
-def seal_for(entry: FileEntry) -> "hashlib.blake2b | Crc32":
+def crc32_digest(value: int) -> str:
+    return f"{_CRC32}{value:08x}"
+
+
+def seal_for(entry: FileEntry) -> Crc32:
     """An empty digest of the kind that the entry has."""
-    return Crc32() if entry.digest.startswith(_CRC32) else digest()
+    assert entry.digest.startswith(_CRC32)
+    return Crc32()
 
 
 def folder_name(step: int) -> str:
@@ -103,10 +114,6 @@ def step_of(name: str) -> int | None:
     """The step of a checkpoint's folder; None for any other name."""
     found = _FOLDER.fullmatch(name)
     return int(found[1]) if found else None
-
-
-def file_name(rank: int) -> str:
-    return f"rank-{rank:05d}.pt"
 
 
 def rest_name(rank: int) -> str:
@@ -131,6 +138,11 @@ def decode(data: bytes) -> Manifest:
                 f"the checkpoint has format {found} and this everstep reads up to {FORMAT}: "
                 "upgrade everstep, or give attach() another directory"
             )
+        if found < FORMAT:
+            raise ConfigError(
+                f"the checkpoint has format {found}, of an everstep before its first release, and this one reads "
+                f"{FORMAT}: give attach() another directory"
+            )
         manifest = msgspec.json.decode(data, type=Manifest)
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise EvidenceError(f"{MANIFEST_NAME} is malformed: {error}") from error
@@ -140,12 +152,8 @@ def decode(data: bytes) -> Manifest:
 
 
 def _seal(manifest: Manifest) -> str:
-    seal = digest()
-    content = msgspec.to_builtins(dataclasses.replace(manifest, digest=""))
-    if not manifest.layout:
-        del content["layout"], content["replicated"]  # as it was sealed before there were any
-    seal.update(msgspec.json.encode(content))
-    return seal.hexdigest()
+    content = msgspec.json.encode(dataclasses.replace(manifest, digest=""))
+    return hashlib.blake2b(content, digest_size=32).hexdigest()
 
 
 def read(folder: Path) -> Manifest:
@@ -201,7 +209,7 @@ def read_verified(folder: Path, entry: FileEntry) -> bytearray:
     if (found := seal.hexdigest()) != entry.digest:
         raise EvidenceError(
             f"{entry.name} ({entry.size_bytes} bytes, as expected) was changed after it was written: "
-            f"its checksum is {found[:16]}…, expected {entry.digest[:16]}…"
+            f"its checksum is {found}, expected {entry.digest}"
         )
     return content
 

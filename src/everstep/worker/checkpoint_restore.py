@@ -4,18 +4,15 @@ A damaged holding is told, and the election is held again without it. It knows w
 it does not know.
 """
 
-import io
 import logging
-import pickle
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import torch
 
 from everstep.adapters.memory_slots import (
     SLOT_COUNT,
@@ -31,13 +28,17 @@ from everstep.domain.events import CheckpointRefused, CheckpointRestored
 from everstep.domain.ids import Attempt
 from everstep.policy.checkpoints import Holding, SlotState, Tier, elect
 from everstep.worker import checkpoint_manifest as manifests
-from everstep.worker.checkpoint_manifest import FileEntry, Manifest
-from everstep.worker.memory_image import load_image, load_rest, remove
-from everstep.worker.memory_state import assemble, checked, weights_of
+from everstep.worker import layout as layouts
+from everstep.worker.checkpoint_manifest import FileEntry, Manifest, crc32_digest
+from everstep.worker.checkpoint_reading import Reading
+from everstep.worker.layout import LAYOUT_NAME, Layout
+from everstep.worker.memory_image import remove
 from everstep.worker.observer import Observer
 from everstep.worker.ranks import Ranks
-from everstep.worker.state import Parts
+from everstep.worker.reading import Source
+from everstep.worker.state import TrainingState
 from everstep.worker.storage_listing import StorageListing
+from everstep.worker.trailer import unpack
 
 _log = logging.getLogger(__name__)
 REFUSED = "refused-"
@@ -46,17 +47,18 @@ _Message = TypeVar("_Message")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restored:
-    """A verified checkpoint.
+    """A verified checkpoint, which the attached objects now have.
 
     Attributes:
+        own: what each rank has of its own: random numbers, and its place in the data.
         path: where it came from, for people.
-        mapped: its WEIGHTS once more, in memory that nobody writes to until a save; None where there is no such.
+        again: puts parameters and the optimizer's state back once more, until the next save; None where it cannot.
     """
 
     manifest: Manifest
-    parts: Parts
+    own: dict[str, Any]
     path: str
-    mapped: dict[str, Any] | None = None
+    again: Callable[[], None] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,12 +84,11 @@ class _Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Loaded:
-    """What a rank has read: images by shard, and its own rest; from files that ranks wrote, the parts themselves."""
+class _Answer:
+    """A rank's word after it has read; `touched`: the state is not what it was before."""
 
-    images: dict[int, dict[str, Any]]
-    rest: dict[str, Any] | None = None
-    parts: Parts | None = None
+    problems: tuple[_Problem, ...] = ()
+    touched: bool = False
 
 
 class Restoring:
@@ -98,7 +99,10 @@ class Restoring:
         memory: the run's folder in shared memory; None where there is none.
     """
 
-    def __init__(self, directory: Path, memory: Path | None, ranks: Ranks, observer: Observer, attempt: int) -> None:
+    def __init__(
+        self, state: TrainingState, directory: Path, memory: Path | None, ranks: Ranks, observer: Observer, attempt: int
+    ) -> None:
+        self._state = state
         self._directory = directory
         self._memory = memory
         self._ranks = ranks
@@ -106,16 +110,16 @@ class Restoring:
         self._attempt = attempt
         self._damaged: dict[Holding, str] = {}
         self._passed_over: set[int] = set()
-        self._told: set[str] = set()
         self._storage = StorageListing(directory, observer, attempt)
 
     def run(self) -> Restored | None:
-        """The newest checkpoint that every rank could verify; None when there is none.
+        """Put the newest checkpoint that every rank could verify into the attached objects; None when there is none.
 
         Raises:
             ConfigError: there is one that this run cannot use, and to start afresh would lose it.
+            WorldError: one was found damaged when half of it was read, and there is no other; start the script again.
         """
-        started_s = time.monotonic()
+        started_s, touched = time.monotonic(), False
         while True:
             choice = self._tell(self._elect() if self._ranks.leads else _Choice())
             if choice.error:
@@ -125,22 +129,28 @@ class Restoring:
                 continue
             if choice.manifest is None:
                 self._forget_memory_after(0)
+                if touched:
+                    raise WorldError(
+                        "the only checkpoint was found damaged while it was read into the model, which is spoilt now; "
+                        "start the script again: it begins afresh",
+                        retryable=True,
+                    )
                 return None
-            loaded, problems = self._load(choice.manifest, choice.tiers)
-            answers = [
-                msgspec.json.decode(answer, type=list[_Problem])
-                for answer in self._ranks.gather(msgspec.json.encode(problems))
-            ]
-            if found := [problem for answer in answers for problem in answer]:
+            reading = Reading(self._state, choice.manifest, self._ranks.rank, self._observer.beat)
+            problems = self._read(reading, choice.manifest, choice.tiers)
+            answer = msgspec.json.encode(_Answer(problems=problems, touched=reading.has_begun))
+            answers = [msgspec.json.decode(word, type=_Answer) for word in self._ranks.gather(answer)]
+            touched = touched or any(answer.touched for answer in answers)
+            if found := [problem for answer in answers for problem in answer.problems]:
                 if self._ranks.leads:
                     self._note_damage(choice.manifest, found)
                 continue
-            parts, mapped = self._parts(choice.manifest, choice.tiers, loaded)
+            own = reading.settle()
             self._forget_memory_after(choice.manifest.step)
             path = self._shown(choice.manifest.step, choice.tiers)
             if self._ranks.leads:
                 self._note_restored(choice.manifest.step, path, time.monotonic() - started_s)
-            return Restored(manifest=choice.manifest, parts=parts, path=path, mapped=mapped)
+            return Restored(manifest=choice.manifest, own=own, path=path, again=reading.again())
 
     # Electing, on rank 0.
 
@@ -166,8 +176,7 @@ class Restoring:
             for m in [*disk, *(m for shard, m in memory if shard == 0), *(m for _, m in memory)]
             if (m.step, m.layout, m.world_size) == (first.step, first.layout, first.shard_count)
         )
-        tiers = tuple(source.tier for source in election.sources)
-        return _Choice(manifest=chosen, tiers=tiers, error=self._misfit(chosen))
+        return _Choice(manifest=chosen, tiers=tuple(source.tier for source in election.sources))
 
     def _newest_on_disk(self) -> list[Manifest]:
         """The manifest of the newest complete folder; damaged ones before it are set aside."""
@@ -192,94 +201,79 @@ class Restoring:
                         continue  # another version's
         return found
 
-    def _misfit(self, manifest: Manifest) -> str:
-        if manifest.world_size == self._ranks.world_size:
-            return ""
-        return (
-            f"{self._directory / manifests.folder_name(manifest.step)} was saved by {manifest.world_size} ranks and "
-            f"this job has {self._ranks.world_size}: start it with "
-            f"{manifest.world_size}, or give attach() another directory"
-        )
+    # Reading, on every rank.
 
-    # Loading, on every rank.
-
-    def _load(self, manifest: Manifest, tiers: Sequence[Tier]) -> tuple[_Loaded, list[_Problem]]:
-        """Test and read what this rank needs. A shard in memory is tested by its own rank alone, all by all on disk."""
-        rank, loaded = self._ranks.rank, _Loaded(images={})
-        if not manifest.layout:
-            return self._load_files(manifest)
-        for shard in range(manifest.world_size) if manifest.replicated else [rank]:
-            if shard != rank and tiers[shard] is Tier.MEMORY:
-                continue
-            try:
-                if tiers[shard] is Tier.MEMORY:
-                    loaded.images[shard], rest = self._from_memory(manifest.step, shard)
-                else:
-                    loaded.images[shard], rest = self._from_disk(manifest, shard, whole=shard == rank)
-            except EvidenceError as error:
-                return loaded, [_Problem(shard=shard, tier=tiers[shard], reason=str(error))]
-            if shard == rank:
-                loaded = _Loaded(images=loaded.images, rest=rest)
-            self._observer.beat()
-        return loaded, []
-
-    def _parts(self, manifest: Manifest, tiers: Sequence[Tier], loaded: _Loaded) -> tuple[Parts, dict[str, Any] | None]:
-        """All that was tested, put together, and its WEIGHTS unshared; other ranks' memory is mapped only now."""
-        if loaded.parts is not None:
-            return loaded.parts, None
-        assert loaded.rest is not None
-        if not manifest.replicated:
-            images = [loaded.images[self._ranks.rank]]
-            return assemble(images, 0, loaded.rest), weights_of(images, loaded.rest)
-        for shard in range(manifest.world_size):
-            if shard not in loaded.images:
-                assert tiers[shard] is Tier.MEMORY
-                slot, header = self._slot(manifest.step, shard)
-                assert self._memory is not None
-                path = image_path(self._memory, shard, slot)
-                loaded.images[shard] = load_image(path, size_bytes=header.image_bytes, seal=None)
-        images = [loaded.images[shard] for shard in range(manifest.world_size)]
-        return assemble(images, self._ranks.rank, loaded.rest), weights_of(images, loaded.rest)
-
-    def _from_memory(self, step: int, shard: int) -> tuple[dict[str, Any], dict[str, Any]]:
-        slot, header = self._slot(step, shard)
-        assert self._memory is not None
-        image, rest = image_path(self._memory, shard, slot), rest_path(self._memory, shard, slot)
-        return (
-            load_image(image, size_bytes=header.image_bytes, seal=header.image_seal),
-            load_rest(rest, size_bytes=header.rest_bytes, seal=header.rest_seal),
-        )
-
-    def _from_disk(self, manifest: Manifest, shard: int, *, whole: bool) -> tuple[dict[str, Any], dict[str, Any]]:
-        folder = self._directory / manifests.folder_name(manifest.step)
-        image, rest = (entry for entry in manifest.files if entry.rank == shard)
-        found = self._read(folder, image, manifest)
-        return checked(found, str(folder / image.name)), self._read(folder, rest, manifest) if whole else {}
-
-    def _load_files(self, manifest: Manifest) -> tuple[_Loaded, list[_Problem]]:
-        """Files that the ranks wrote: a rank's own, and before it rank 0's where parts are not in it."""
-        folder = self._directory / manifests.folder_name(manifest.step)
-        own = manifest.files[self._ranks.rank]
-        entries = [own] if own.parts == manifest.files[0].parts else [manifest.files[0], own]
-        parts: Parts = {}
-        for entry in entries:
-            try:
-                parts |= self._read(folder, entry, manifest)
-            except EvidenceError as error:
-                return _Loaded(images={}), [_Problem(shard=entry.rank, tier=Tier.DISK, reason=str(error))]
-        return _Loaded(images={}, parts=parts), []
-
-    def _read(self, folder: Path, entry: FileEntry, manifest: Manifest) -> dict[str, Any]:
-        content = manifests.read_verified(folder, entry)
-        self._observer.beat()
+    def _read(self, reading: Reading, manifest: Manifest, tiers: Sequence[Tier]) -> tuple[_Problem, ...]:
+        """Read what this rank needs, all of it tested. What is wrong is told by shard."""
+        shard = 0
         try:
-            found: dict[str, Any] = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        except (pickle.UnpicklingError, RuntimeError) as error:
-            raise ConfigError(
-                f"{folder / entry.name} is undamaged and torch {torch.__version__} cannot read it "
-                f"(written by {manifest.torch}): {error}"
-            ) from error
-        self._observer.beat()
+            layout = self._layout(manifest, tiers)
+            if layout is None:
+                reason = "its layout is gone or was changed"
+                return tuple(_Problem(shard=n, tier=tier, reason=reason) for n, tier in enumerate(tiers))
+            shard = reading.rest_of
+            reading.take_rest(self._rest(manifest, shard, tiers[shard]))
+            sources = {}
+            for shard in reading.prepare(layout):
+                sources[shard] = self._source(manifest, layout, shard, tiers[shard])
+                sources[shard].check_size()
+            for shard, source in sources.items():
+                reading.read(shard, source)
+        except EvidenceError as error:
+            return (_Problem(shard=shard, tier=tiers[shard], reason=str(error)),)
+        return ()
+
+    def _layout(self, manifest: Manifest, tiers: Sequence[Tier]) -> Layout | None:
+        """From memory or disk, wherever shards come from."""
+        for shard, tier in sorted(enumerate(tiers), key=lambda found: (found[1], found[0] != self._ranks.rank)):
+            try:
+                if tier is Tier.MEMORY:
+                    slot, _ = self._slot(manifest.step, shard)
+                    assert self._memory is not None
+                    layout, _, _ = unpack(image_path(self._memory, shard, slot), manifest.layout)
+                else:
+                    content = (self._directory / manifests.folder_name(manifest.step) / LAYOUT_NAME).read_bytes()
+                    layout = layouts.decode(content, manifest.layout)
+            except (OSError, EvidenceError):
+                continue
+            if len(layout.ranks) == manifest.world_size:
+                return layout
+        return None
+
+    def _source(self, manifest: Manifest, layout: Layout, shard: int, tier: Tier) -> Source:
+        if tier is Tier.MEMORY:
+            slot, header = self._slot(manifest.step, shard)
+            assert self._memory is not None
+            path, size_bytes, seal = image_path(self._memory, shard, slot), header.image_bytes, header.image_seal
+        else:
+            entry = self._on_disk(manifest, shard).tensors_of(shard)
+            if entry is None:
+                raise EvidenceError(f"{manifests.MANIFEST_NAME} names no tensors of rank {shard}")
+            path = self._directory / manifests.folder_name(manifest.step) / entry.name
+            size_bytes, seal = entry.size_bytes, entry.seal
+        return Source(path=path, name=path.name, layout=layout.ranks[shard], size_bytes=size_bytes, seal=seal)
+
+    def _rest(self, manifest: Manifest, shard: int, tier: Tier) -> bytes:
+        if tier is Tier.MEMORY:
+            slot, header = self._slot(manifest.step, shard)
+            assert self._memory is not None
+            path = rest_path(self._memory, shard, slot)
+            entry = FileEntry(
+                name=path.name, rank=shard, size_bytes=header.rest_bytes, digest=crc32_digest(header.rest_seal)
+            )
+            return bytes(manifests.read_verified(self._memory, entry))
+        found = self._on_disk(manifest, shard).entry(manifests.rest_name(shard), shard)
+        if found is None:
+            raise EvidenceError(f"{manifests.MANIFEST_NAME} names no rest of rank {shard}")
+        return bytes(manifests.read_verified(self._directory / manifests.folder_name(manifest.step), found))
+
+    def _on_disk(self, manifest: Manifest, shard: int) -> Manifest:
+        """The manifest with files; one from a slot's header has none."""
+        if manifest.files:
+            return manifest
+        found = manifests.read(self._directory / manifests.folder_name(manifest.step))
+        if found.layout != manifest.layout:
+            raise EvidenceError(f"rank {shard}'s shard of step {manifest.step} on disk has another layout")
         return found
 
     # Memory.

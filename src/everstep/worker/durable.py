@@ -5,7 +5,7 @@ import errno
 import fcntl
 import mmap
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 PIECE_BYTES = 8 << 20
@@ -38,24 +38,34 @@ def write_past_cache(path: Path, content: "mmap.mmap | bytes", look: Callable[[m
     Raises:
         OSError: the disk is full or broken; the file may be there in part.
     """
+    with memoryview(content) as whole:
+        pieces = (whole[at : at + PIECE_BYTES] for at in range(0, len(whole), PIECE_BYTES))
+        write_pieces_past_cache(path, pieces, look)
+
+
+def write_pieces_past_cache(path: Path, pieces: Iterable[memoryview], look: Callable[[memoryview], None]) -> None:
+    """The same for a file that comes in pieces, each in page-aligned memory; they are released.
+
+    Raises:
+        OSError: the disk is full or broken; the file may be there in part.
+    """
     fd, direct = _open_direct(path)
     try:
-        with memoryview(content) as whole:
-            at = 0
-            while at < len(whole):
-                with whole[at : at + PIECE_BYTES] as piece:  # let go also when the disk is full
-                    if direct and len(piece) % _PAGE_BYTES:
-                        direct = _go_through_cache(fd)
-                    try:
-                        _write_all(fd, piece)
-                    except OSError as error:
-                        if not (direct and error.errno == errno.EINVAL):
-                            raise
-                        direct = _go_through_cache(fd)  # some file systems take the flag and refuse the write
-                        os.lseek(fd, at, os.SEEK_SET)
-                        _write_all(fd, piece)
-                    look(piece)
-                    at += len(piece)
+        at = 0
+        for piece in pieces:
+            with piece:  # let go also when the disk is full
+                if direct and len(piece) % _PAGE_BYTES:
+                    direct = _go_through_cache(fd)
+                try:
+                    _write_all(fd, piece)
+                except OSError as error:
+                    if not (direct and error.errno == errno.EINVAL):
+                        raise
+                    direct = _go_through_cache(fd)  # some file systems take the flag and refuse the write
+                    os.lseek(fd, at, os.SEEK_SET)
+                    _write_all(fd, piece)
+                look(piece)
+                at += len(piece)
         os.fsync(fd)
     finally:
         os.close(fd)

@@ -1,36 +1,41 @@
 """Turns a checkpoint into what other programs read: PyTorch's Distributed Checkpoint, or one safetensors file.
 
-It reads files alone: no process group, no model, and not as many ranks as wrote them.
+A checkpoint is one of the first kind already, so that is a copy, tested on its way. It needs no process group, no
+model, and not as many ranks as wrote it.
 """
 
-import io
+import math
 import os
 import shutil
-import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import torch
-from torch import Tensor
+import numpy as np
 
 from everstep.domain.errors import ConfigError, EvidenceError
 from everstep.worker import checkpoint_manifest as manifests
-from everstep.worker.checkpoint_manifest import Manifest
+from everstep.worker import layout as layouts
+from everstep.worker.checkpoint_manifest import COMMON, FileEntry, Manifest, seal_for
 from everstep.worker.durable import sync_folder
-from everstep.worker.state import BUFFERS, WEIGHTS
+from everstep.worker.layout import LAYOUT_NAME, METADATA_NAME, Layout, Piece
+from everstep.worker.reading import Segment, Source, read_into
 
+_READ_BYTES = 8 << 20
 _SAFETENSORS_TYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint8": "U8",
+    "bool": "BOOL",
 }
 
 
@@ -42,103 +47,78 @@ def export(folder: Path, to: str, target: Path) -> None:
 
     Raises:
         EvidenceError: the checkpoint is damaged.
-        ConfigError: the target exists, or the checkpoint lacks what is needed.
+        ConfigError: the target exists, or the form cannot hold what there is.
     """
     if target.exists():
         raise ConfigError(f"{target} exists already; give another --out")
-    model, optimizer = read_whole(folder)
+    manifest = manifests.read(folder)
     fresh = target.with_name(f".{target.name}.new")
-    shutil.rmtree(fresh, ignore_errors=True)
+    if fresh.is_dir():
+        shutil.rmtree(fresh)
+    fresh.unlink(missing_ok=True)
     target.parent.mkdir(parents=True, exist_ok=True)
     if to == "dcp":
-        from torch.distributed.checkpoint.filesystem import FileSystemWriter
-        from torch.distributed.checkpoint.state_dict_saver import save
-
-        writer = FileSystemWriter(fresh, sync_files=True)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # on purpose
-            save({"model": model, "optimizer": optimizer}, storage_writer=writer, no_dist=True)
+        fresh.mkdir()
+        for entry in _needed_by_dcp(manifest):
+            _copy(folder, entry, fresh / entry.name)
         sync_folder(fresh)
     else:
-        _write_safetensors(fresh, model)
+        _write_safetensors(fresh, folder, manifest)
     fresh.rename(target)
     sync_folder(target.parent)
 
 
-def read_whole(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Parameters and buffers by name, and the optimizer's state by the names of parameters, all of them whole.
+def _needed_by_dcp(manifest: Manifest) -> Iterator[FileEntry]:
+    tensors = {entry.name: entry for rank in range(manifest.world_size) if (entry := manifest.tensors_of(rank))}
+    yield from tensors.values()
+    metadata = manifest.entry(METADATA_NAME, COMMON)
+    if metadata is None:
+        raise EvidenceError(f"{manifests.MANIFEST_NAME} names no {METADATA_NAME}")
+    yield metadata
+
+
+def _copy(folder: Path, entry: FileEntry, target: Path) -> None:
+    """Copy a file and sync it.
 
     Raises:
-        EvidenceError: damaged.
-        ConfigError: written before checkpoints named the optimizer's states.
+        EvidenceError: it is not what was written.
     """
-    manifest = manifests.read(folder)
-    by_rank = [_read(folder, manifest, rank) for rank in range(manifest.world_size)]
-    holders = [parts for parts in by_rank if WEIGHTS in parts]
-    first = holders[0][WEIGHTS]
-    if "names" not in first["optimizer"]:
-        raise ConfigError(f"{folder} was written by an older everstep; save again with this one, then export")
-    model: dict[str, Tensor] = {}
-    states: dict[str, dict[str, Any]] = {}
-    for parts in holders:
-        weights = parts[WEIGHTS]
-        places, names = weights["places"], weights["optimizer"]["names"]
-        for name, tensor in weights["parameters"].items():
-            _put(model, name, tensor, places.get(name))
-        for index, values in weights["optimizer"]["content"]["state"].items():
-            state = states.setdefault(names.get(index, str(index)), {})
-            for key, value in values.items():
-                sharded = key in weights["optimizer"]["sharded"].get(index, ())
-                _put(state, key, value, places.get(names.get(index, "")) if sharded else None)
-    names = first["optimizer"]["names"]
-    groups = [
-        {**group, "params": [names.get(index, str(index)) for index in group["params"]]}
-        for group in by_rank[0].get("groups") or first["optimizer"]["content"]["param_groups"]
-    ]
-    ordered = {name: states.pop(name) for name in names.values() if name in states}
-    model = {name: model.pop(name) for name in first.get("names", ())} | model
-    return {**model, **by_rank[0][BUFFERS]}, {"state": ordered | states, "param_groups": groups}
+    seal = seal_for(entry)
+    with (folder / entry.name).open("rb", buffering=0) as source, target.open("xb", buffering=0) as copy:
+        while content := source.read(_READ_BYTES):
+            seal.update(content)
+            copy.write(content)
+        os.fsync(copy.fileno())
+    if seal.hexdigest() != entry.digest:
+        raise EvidenceError(f"{entry.name} was changed after it was written: its checksum is {seal.hexdigest()}")
 
 
-def _read(folder: Path, manifest: Manifest, rank: int) -> dict[str, Any]:
-    """One rank's parts; of its rest only the optimizer's groups, which are newer than those beside the tensors."""
-    parts: dict[str, Any] = {}
-    for entry in manifest.files:
-        if entry.rank != rank:
-            continue
-        content = io.BytesIO(manifests.read_verified(folder, entry))
-        found = torch.load(content, map_location="cpu", weights_only=True)
-        if "groups" in found:
-            saved = parts[WEIGHTS]["optimizer"]["content"]["param_groups"]
-            parts["groups"] = [{**g, "params": s["params"]} for g, s in zip(found["groups"], saved, strict=True)]
-            continue
-        parts |= found
-    if manifest.layout and WEIGHTS not in parts:
-        raise EvidenceError(f"{folder.name} has no tensors of rank {rank}")
-    return parts
+def read_layout(folder: Path, manifest: Manifest) -> Layout:
+    """Where everything is in this folder.
+
+    Raises:
+        EvidenceError: it was changed.
+    """
+    try:
+        return layouts.decode((folder / LAYOUT_NAME).read_bytes(), manifest.layout)
+    except OSError as error:
+        raise EvidenceError(f"{LAYOUT_NAME} cannot be read: {error.strerror}") from error
 
 
-def _put(into: dict[str, Any], name: str, value: Any, place: tuple[list[int], list[int]] | None) -> None:
-    """Put a part of a tensor into the whole one, or anything else as it is."""
-    if place is None or not isinstance(value, Tensor):
-        into.setdefault(name, value)
-        return
-    shape, offset = place
-    whole = into.setdefault(name, torch.zeros(shape, dtype=value.dtype))
-    whole[tuple(slice(o, o + n) for o, n in zip(offset, value.shape, strict=True))] = value
-
-
-def _write_safetensors(path: Path, tensors: dict[str, Tensor]) -> None:
+def _write_safetensors(path: Path, folder: Path, manifest: Manifest) -> None:
     """The safetensors format: length of the header, header, tensors one after the other (huggingface/safetensors)."""
+    layout = read_layout(folder, manifest)
+    found = _tensors_of_model(layout)
     header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
-    for name, tensor in tensors.items():
-        if tensor.dtype not in _SAFETENSORS_TYPES:
-            raise ConfigError(f"{name} is {tensor.dtype}, which safetensors cannot hold; export to dcp")
-        size = tensor.numel() * tensor.element_size()
+    for name, pieces in found.items():
+        first = pieces[0][1]
+        if first.dtype not in _SAFETENSORS_TYPES:
+            raise ConfigError(f"{name} is {first.dtype}, which safetensors cannot hold; export to dcp")
+        size = math.prod(first.whole) * _item_bytes(pieces)
         header[name] = {
-            "dtype": _SAFETENSORS_TYPES[tensor.dtype],
-            "shape": list(tensor.shape),
+            "dtype": _SAFETENSORS_TYPES[first.dtype],
+            "shape": list(first.whole),
             "data_offsets": [at, at + size],
         }
         at += size
@@ -146,7 +126,48 @@ def _write_safetensors(path: Path, tensors: dict[str, Tensor]) -> None:
     text += b" " * (-len(text) % 8)
     with path.open("xb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
-        for tensor in tensors.values():
-            file.write(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        for pieces in found.values():
+            file.write(_whole(folder, manifest, layout, pieces))
         file.flush()
         os.fsync(file.fileno())
+
+
+def _tensors_of_model(layout: Layout) -> dict[str, list[tuple[int, Piece]]]:
+    """The parts of each parameter and buffer, with their ranks; of replicas the first."""
+    found: dict[str, list[tuple[int, Piece]]] = {}
+    for rank, ranks in enumerate(layout.ranks):
+        for piece in ranks.pieces:
+            kind, _, name = piece.key.partition(" ")
+            if kind not in {"parameter", "buffer"} or (piece.is_private and rank):
+                continue
+            there = found.setdefault(name, [])
+            if all((piece.offset, piece.shape) != (other.offset, other.shape) for _, other in there):
+                there.append((rank, piece))
+    return found
+
+
+def _item_bytes(pieces: list[tuple[int, Piece]]) -> int:
+    sizes = (piece.size_bytes // math.prod(piece.shape) for _, piece in pieces if piece.size_bytes)
+    return next(sizes, 0)
+
+
+def _whole(folder: Path, manifest: Manifest, layout: Layout, pieces: list[tuple[int, Piece]]) -> bytes:
+    """A tensor put together of its parts, each tested."""
+    item = _item_bytes(pieces)
+    whole = np.zeros((*pieces[0][1].whole, item), dtype=np.uint8)
+    for rank, piece in pieces:
+        entry = manifest.tensors_of(rank)
+        if entry is None:
+            raise EvidenceError(f"{manifests.MANIFEST_NAME} names no tensors of rank {rank}")
+        source = Source(
+            path=folder / entry.name,
+            name=entry.name,
+            layout=layout.ranks[rank],
+            size_bytes=entry.size_bytes,
+            seal=entry.seal,
+        )
+        memory = np.empty(piece.size_bytes, dtype=np.uint8)
+        read_into(source, [Segment(at=piece.at, memory=memory)], lambda: None, test_all=False)
+        place = tuple(slice(o, o + n) for o, n in zip(piece.offset, piece.shape, strict=True))
+        whole[place] = memory.reshape(*piece.shape, item)
+    return whole.tobytes()

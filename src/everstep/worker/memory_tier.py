@@ -4,7 +4,6 @@ It knows when to save and which slot to take; docs/attach.md tells what it survi
 why once, and checkpoints go to disk alone.
 """
 
-import hashlib
 import logging
 import os
 import time
@@ -35,17 +34,21 @@ from everstep.domain.phases import Phase
 from everstep.policy.checkpoints import Slot, SlotState, committed_steps, slot_to_write
 from everstep.policy.saver_cost import SaverCost
 from everstep.policy.staging import Course, Pace, Way, way_of
+from everstep.worker import layout as layouts
 from everstep.worker.checkpoint_manifest import Manifest, folder_name
 from everstep.worker.checkpoint_schedule import SaveConfig, best_interval_s, job_mtbf_s
-from everstep.worker.memory_image import Image, lay_out, lay_out_like, remove, write_rest
+from everstep.worker.dcp_metadata import complete
+from everstep.worker.layout import Offer
+from everstep.worker.memory_image import Image, lay_out, remove, write_rest
 from everstep.worker.memory_room import room_bytes
 from everstep.worker.memory_state import Bulk, Unfit, shares_of
 from everstep.worker.observer import Observer
 from everstep.worker.ranks import Ranks
 from everstep.worker.saver_order import SaverOrder, order_saver
 from everstep.worker.staging import Staged, Stager, frozen, pin
-from everstep.worker.state import BUFFERS, OWN, REST, TrainingState
+from everstep.worker.state import OWN, TrainingState
 from everstep.worker.storage_watch import Patience, tell_delay
+from everstep.worker.trailer import pack
 
 _log = logging.getLogger(__name__)
 _ROOM_SHARE = 0.5
@@ -67,7 +70,7 @@ class _Bid:
     unfit: str = ""
     is_early: bool = False
     size_bytes: int = 0
-    layout: str = ""
+    offer: Offer | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +96,7 @@ class MemoryTier:
         self._observer = observer
         self._config = config
         self._closed = folder is None
-        self._layout = ""
+        self._layout, self._trailer = "", b""
         self._bulk: Bulk | None = None
         self._images: list[Image] = []
         self._headers: list[RankSlots] = []
@@ -135,6 +138,7 @@ class MemoryTier:
         problem = opening.problem
         if not problem:
             self._layout = opening.layout
+            self._trailer = self._ranks.broadcast(self._trailer)
             mine = self._lay_out()
             problem = next((p.decode() for p in self._ranks.gather(mine.encode()) if p), "")
         if problem:
@@ -282,15 +286,13 @@ class MemoryTier:
             self._bulk = Bulk(state, share=share, share_count=count)
         except Unfit as problem:
             return _Bid(unfit=str(problem))
-        return _Bid(size_bytes=self._bulk.size_bytes, layout=self._bulk.layout())
+        return _Bid(size_bytes=self._bulk.size_bytes, offer=self._bulk.offer)
 
     def _judge(self, bids: list[_Bid]) -> _Opening:
         if any(bid.is_early for bid in bids):
             return _Opening(is_early=True)
         if unfit := next((bid.unfit for bid in bids if bid.unfit), ""):
             return _Opening(problem=unfit)
-        layout = msgspec.json.encode([bid.layout for bid in bids])
-        name = hashlib.blake2b(layout, digest_size=16).hexdigest()
         assert self._folder is not None
         need = SLOT_COUNT * sum(bid.size_bytes for bid in bids)
         there = sum(path.stat().st_size for path in self._folder.iterdir())
@@ -301,7 +303,15 @@ class MemoryTier:
                 f"{room / 1e9:.1f} GB of free memory they may take half"
             )
         stall_s = max(bid.size_bytes for bid in bids) / _ASSUMED_BYTES_PER_S
+        name = self._complete_layout([bid.offer for bid in bids if bid.offer is not None])
         return _Opening(layout=name, stride=self._pace.stride_for(stall_s))
+
+    def _complete_layout(self, offers: list[Offer]) -> str:
+        """Make what tells where everything is, for whoever restores and for the saver; the layout's name."""
+        layout, metadata = complete(offers)
+        content = layouts.encode(layout)
+        self._trailer = pack(content, metadata)
+        return layouts.digest_of(content)
 
     def _lay_out(self) -> str:
         """Make or take over this rank's slots; what went wrong."""
@@ -312,19 +322,14 @@ class MemoryTier:
             self._headers = [RankSlots(self._folder, number) for number in range(self._ranks.world_size)]
             paths = [image_path(self._folder, rank, slot) for slot in range(SLOT_COUNT)]
             self._images = []
-            model: Path | None = None
             for slot, path in enumerate(paths):
                 image = self._taken_over(slot, path)
                 if image is None:
                     self._headers[rank].write(slot, SlotHeader())
-                    if model is None:
-                        lay_out(path, self._bulk.to_save())
-                    else:
-                        lay_out_like(path, model)
-                    image = Image(path)
+                    lay_out(path, self._bulk.offer.rank, self._trailer)
+                    image = Image(path, self._bulk.offer.rank)
                 pin(image)
                 self._images.append(image)
-                model = path
                 self._observer.beat()
             self._pages = SavePages(self._folder)
         except (OSError, WorldError, EvidenceError, ConfigError, Unfit) as error:
@@ -338,10 +343,9 @@ class MemoryTier:
         if header.layout != self._layout or not path.exists():
             return None
         try:
-            image = Image(path)
-        except (EvidenceError, ConfigError):
+            return Image(path, self._bulk.offer.rank)
+        except EvidenceError:
             return None
-        return image if image.fits(self._bulk.capture()[0]) else None
 
     def _order_saver(self) -> None:
         assert self._folder is not None
@@ -396,7 +400,7 @@ class MemoryTier:
             image.copy_in(tensors)
             self._complete(slot, step, small, facts)
             return
-        quiet = len(tensors) - len(self._bulk.parts[BUFFERS]) - len(self._bulk.parts[REST])
+        quiet = self._bulk.quiet_count
         image.copy_in(tensors[quiet:], at=quiet)
         kept = frozen(small)
         kept[OWN] |= frozen(own)

@@ -33,9 +33,11 @@ from everstep.adapters.memory_slots import (
 from everstep.domain.errors import ConfigError, EvidenceError
 from everstep.policy.checkpoints import SlotState, committed_steps
 from everstep.worker import checkpoint_manifest as manifests
-from everstep.worker.checkpoint_manifest import Crc32, FileEntry, Manifest
+from everstep.worker.checkpoint_manifest import COMMON, Crc32, FileEntry, Manifest
 from everstep.worker.durable import sync_folder, write_durably, write_past_cache
+from everstep.worker.layout import LAYOUT_NAME, METADATA_NAME, tensors_name
 from everstep.worker.seal import Seal
+from everstep.worker.trailer import unpack
 
 _log = logging.getLogger(__name__)
 POLL_S = 0.1
@@ -212,7 +214,7 @@ class Saver:
         slots = self._slots_of(step)
         target = directory / manifests.folder_name(step)
         temporary.mkdir(parents=True)
-        entries: list[FileEntry] = []
+        entries = self._write_layout(temporary, slots[0])
         for rank, (slot, header) in enumerate(slots):
             entries.append(self._write_image(temporary, rank, slot, header))
             entries.append(self._write_rest(temporary, rank, slot, header))
@@ -239,7 +241,29 @@ class Saver:
             if slot is None or (header := headers.read(slot)).state is not SlotState.COMPLETE or header.step != step:
                 raise Overtaken
             found.append((slot, header))
+        if len({header.layout for _, header in found}) > 1:
+            raise Overtaken  # of two attempts with different states
         return found
+
+    def _write_layout(self, folder: Path, first: tuple[int, SlotHeader]) -> list[FileEntry]:
+        """What tells where everything is, for us and for Distributed Checkpoint: every slot ends with it.
+
+        Raises:
+            EvidenceError: it is not what the ranks wrote.
+        """
+        slot, header = first
+        try:
+            _, layout, metadata = unpack(image_path(self._folder, 0, slot), header.layout)
+        except EvidenceError:
+            self._raise_if_overtaken(0, slot, header)
+            raise
+        entries = []
+        for name, content in ((LAYOUT_NAME, layout), (METADATA_NAME, metadata)):
+            write_durably(folder / name, content)
+            crc = Crc32()
+            crc.update(content)
+            entries.append(FileEntry(name=name, rank=COMMON, size_bytes=len(content), digest=crc.hexdigest()))
+        return entries
 
     def _write_image(self, folder: Path, rank: int, slot: int, header: SlotHeader) -> FileEntry:
         """Raises EvidenceError where the slot is not what its header says."""
@@ -252,17 +276,19 @@ class Saver:
             self._moved()
 
         with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            size_bytes = len(content)
-            write_past_cache(folder / manifests.file_name(rank), content, look)
-        if size_bytes != header.image_bytes or seal.value() != header.image_seal:
+            is_sound = len(content) == header.image_bytes
+            if is_sound:
+                write_past_cache(folder / tensors_name(rank), content, look)
+                is_sound = seal.value() == header.image_seal
+        if not is_sound:
             self._raise_if_overtaken(rank, slot, header)
             raise EvidenceError(f"step {header.step}: the memory of rank {rank} was changed after it was written")
         return FileEntry(
-            name=manifests.file_name(rank),
+            name=tensors_name(rank),
             rank=rank,
-            size_bytes=size_bytes,
+            size_bytes=header.image_bytes,
             digest=crc.hexdigest(),
-            parts=("buffers", "weights"),
+            seal=header.image_seal,
         )
 
     def _write_rest(self, folder: Path, rank: int, slot: int, header: SlotHeader) -> FileEntry:
@@ -278,7 +304,6 @@ class Saver:
             rank=rank,
             size_bytes=len(content),
             digest=crc.hexdigest(),
-            parts=("own", "rest"),
         )
 
     def _raise_if_overtaken(self, rank: int, slot: int, header: SlotHeader) -> None:

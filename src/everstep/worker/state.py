@@ -7,7 +7,7 @@ what `attach` adds: random numbers, data position). It knows neither files nor r
 import copy
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
 from typing import Any, Protocol, cast
 
@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from everstep.domain.errors import ConfigError
 
-WEIGHTS, BUFFERS, REST, OWN = "weights", "buffers", "rest", "own"
+WEIGHTS, BUFFERS, REST, OWN, GROUPS = "weights", "buffers", "rest", "own", "groups"
 Parts = dict[str, dict[str, Any]]
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.Size, torch.device)
@@ -52,6 +52,7 @@ class TrainingState:
         self.model = unwrapped(model)
         self.ddp = next((m for m in model.modules() if isinstance(m, DistributedDataParallel)), None)
         self.optimizer = optimizer
+        self.held = OptimizerState(optimizer, self.model)
         self._others: dict[str, Stateful] = {f"extra[{name!r}]": value for name, value in extra.items()}
         if scheduler is not None:
             self._others["scheduler"] = scheduler
@@ -88,27 +89,24 @@ class TrainingState:
             if weights:
                 parts[WEIGHTS] = {
                     "parameters": {name: compact(p) for name, p in self.model.named_parameters()},
-                    "places": places_of(self.model),
-                    "optimizer": self._optimizer_state(),
+                    "optimizer": self.held.whole(),
                 }
         return parts
 
-    def snapshot(self, *, weights: dict[str, Any] | None = None) -> Parts:
-        """The whole state now, copied to the CPU's memory.
+    def snapshot(self, *, weights: bool) -> Parts:
+        """The state now, copied to the CPU's memory.
 
         Args:
-            weights: what WEIGHTS is known to be, in memory that nobody writes to; only the optimizer's groups are new.
+            weights: whether WEIGHTS is in it; else only the optimizer's groups.
         """
-        copied: Parts = _copied(self.capture(weights=weights is None))
-        if weights is not None:
-            groups = plain(self.optimizer.state_dict()["param_groups"], "optimizer")
-            optimizer = weights["optimizer"]
-            content = {**optimizer["content"], "param_groups": groups}
-            copied[WEIGHTS] = {**weights, "optimizer": {**optimizer, "content": content}}
+        parts = self.capture(weights=weights)
+        if not weights:
+            parts[GROUPS] = {"all": self.held.groups()}
+        copied: Parts = _copied(parts)
         return copied
 
     def put_back(self, parts: Parts, *, keep: bool) -> None:
-        """Make the objects what they were when `parts` was captured.
+        """Make the objects what they were when `parts` was captured; without WEIGHTS in it, these stay as they are.
 
         Args:
             keep: leave `parts` unshared with the objects, so that it can be put back again.
@@ -116,27 +114,34 @@ class TrainingState:
         Raises:
             ConfigError: the objects are not those that were saved.
         """
-        rest, weights = parts[REST], parts[WEIGHTS]
-        in_place = self._takes_in_place(weights["optimizer"])
+        rest, weights = parts[REST], parts.get(WEIGHTS)
         if keep:
-            rest, weights = copy.deepcopy(rest), (weights if in_place else copy.deepcopy(weights))
-        _same_names("model", "parameters", weights["parameters"], [n for n, _ in self.model.named_parameters()])
-        _same_names("attach()", "objects", rest["others"], list(self._others))
+            rest = copy.deepcopy(rest)
         with torch.no_grad():
             _reshard(self.model)
-            for name, parameter in self.model.named_parameters():
-                _copy_in(name, local(parameter), weights["parameters"][name])
+            if weights is not None:
+                self._put_back_weights(weights, keep=keep)
+            if GROUPS in parts:
+                self.held.put_back_groups(parts[GROUPS]["all"])
             self._put_back_buffers(parts[BUFFERS], keep=keep)
-            if in_place:
-                self._copy_optimizer_in(weights["optimizer"]["content"])
-            else:
-                self._put_back_optimizer(weights["optimizer"])
-            self._put_back_gradients(parts[OWN]["gradients"])
+        self.put_back_others(parts[OWN]["gradients"], rest)
+
+    def put_back_others(self, gradients: dict[str, Tensor | None], rest: dict[str, Any]) -> None:
+        """What `gradients` and `rest` gave."""
+        with torch.no_grad():
+            self._put_back_gradients(gradients)
+        same_names("attach()", "objects", rest["others"], list(self._others))
         modules = dict(self.model.named_modules())
         for name, state in rest["module_extras"].items():
             modules[name].set_extra_state(state)
         for name, state in rest["others"].items():
             self._others[name].load_state_dict(state)
+
+    def _put_back_weights(self, weights: dict[str, Any], *, keep: bool) -> None:
+        same_names("model", "parameters", weights["parameters"], [n for n, _ in self.model.named_parameters()])
+        for name, parameter in self.model.named_parameters():
+            _copy_in(name, local(parameter), weights["parameters"][name])
+        self.held.put_back(copy.deepcopy(weights["optimizer"]) if keep else weights["optimizer"])
 
     def reshard(self) -> None:
         """See `_reshard`. Call it before looking at live tensors, under `no_grad`."""
@@ -165,68 +170,6 @@ class TrainingState:
             if parameter.grad is not None and (value := gradients[name]) is not None:
                 _copy_in(f"the gradient of {name}", local(parameter.grad), value)
 
-    def _optimizer_state(self) -> dict[str, Any]:
-        state = self.optimizer.state_dict()
-        sharded: dict[Any, list[str]] = {}
-        for parameter, (index, values) in zip(self.parameters_of(state), state["state"].items(), strict=True):
-            for key, value in values.items():
-                if is_dtensor(value):
-                    if value.placements != cast("Any", parameter).placements:
-                        raise ConfigError(f"the optimizer's {key!r} is sharded otherwise than its parameter")
-                    sharded.setdefault(index, []).append(key)
-        return {"content": plain(state, "optimizer"), "sharded": sharded, "names": names_of_states(self, state)}
-
-    def parameters_of(self, state: dict[str, Any]) -> Iterator[Tensor | None]:
-        """The live parameters in the order of `state["state"]`; None for a state that belongs to no parameter."""
-        names = [index for group in state["param_groups"] for index in group["params"]]
-        live = [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-        by_name = dict(zip(names, live, strict=True))
-        return (by_name.get(index) for index in state["state"])
-
-    def _put_back_optimizer(self, saved: dict[str, Any]) -> None:
-        state = saved["content"]
-        here = [len(group["params"]) for group in self.optimizer.param_groups]
-        if here != (there := [len(group["params"]) for group in state["param_groups"]]):
-            raise ConfigError(f"the optimizer has groups of {here} parameters, the checkpoint of {there}")
-        for parameter, (index, values) in zip(self.parameters_of(state), state["state"].items(), strict=True):
-            for key in saved["sharded"].get(index, ()):
-                values[key] = _sharded_like(parameter, values[key])
-        self.optimizer.load_state_dict(state)
-        for parameter, values in zip(self.parameters_of(state), state["state"].values(), strict=True):
-            live = self.optimizer.state[parameter] if parameter is not None else values
-            for key, value in values.items():  # torch casts the state to the parameter's type, which would round it
-                if isinstance(value, Tensor) and live[key].dtype != value.dtype:
-                    live[key] = value.to(device=live[key].device)
-
-    def _takes_in_place(self, saved: dict[str, Any]) -> bool:
-        """Whether the optimizer has a state of the very same shape already, and nothing of its own in loading one."""
-        optimizer, state = self.optimizer, saved["content"]
-        if saved["sharded"] or not optimizer.state or not _loads_plainly(optimizer):
-            return False
-        groups = [list(group["params"]) for group in state["param_groups"]]
-        if [len(group["params"]) for group in optimizer.param_groups] != [len(group) for group in groups]:
-            return False
-        live = list(self.parameters_of(state))
-        if len(live) != len(optimizer.state):
-            return False
-        return all(
-            parameter is not None and _same_form(optimizer.state.get(parameter), values)
-            for parameter, values in zip(live, state["state"].values(), strict=True)
-        )
-
-    def _copy_optimizer_in(self, state: dict[str, Any]) -> None:
-        for parameter, values in zip(self.parameters_of(state), state["state"].values(), strict=True):
-            live = self.optimizer.state[cast("Tensor", parameter)]
-            for key, value in values.items():
-                if isinstance(value, Tensor):
-                    live[key].copy_(value)
-                else:
-                    live[key] = value
-        for group, saved in zip(self.optimizer.param_groups, state["param_groups"], strict=True):
-            for key in [key for key in group if key != "params" and key not in saved]:
-                del group[key]
-            group.update({key: copy.deepcopy(value) for key, value in saved.items() if key != "params"})
-
     def _put_back_buffers(self, saved: dict[str, Tensor], *, keep: bool) -> None:
         here = dict(self.model.named_buffers())
         for name, held in saved.items():
@@ -246,24 +189,111 @@ class TrainingState:
         self._stepped = True
 
 
-def places_of(model: nn.Module) -> dict[str, tuple[list[int], list[int]]]:
-    """For each sharded parameter the shape of the whole and where this rank's part begins: what an export needs."""
-    found = {}
-    for name, parameter in model.named_parameters():
-        if is_dtensor(parameter):
-            from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+class OptimizerState:
+    """The optimizer's part of the state, with parameters by name."""
 
-            tensor = cast("Any", parameter)
-            _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-            found[name] = (list(tensor.shape), list(offset))
-    return found
+    def __init__(self, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
+        self._optimizer = optimizer
+        self._model = model
 
+    def whole(self) -> dict[str, Any]:
+        """The optimizer's whole `state_dict` as plain values, and which of its tensors are sharded."""
+        state = self._optimizer.state_dict()
+        sharded: dict[Any, list[str]] = {}
+        for parameter, (index, values) in zip(self._parameters_of(state), state["state"].items(), strict=True):
+            for key, value in values.items():
+                if is_dtensor(value):
+                    if value.placements != cast("Any", parameter).placements:
+                        raise ConfigError(f"the optimizer's {key!r} is sharded otherwise than its parameter")
+                    sharded.setdefault(index, []).append(key)
+        return {"content": plain(state, "optimizer"), "sharded": sharded}
 
-def names_of_states(state: TrainingState, content: dict[str, Any]) -> dict[Any, str]:
-    """The parameter's name for each of the optimizer's states that has one, by the state's index."""
-    names = {id(parameter): name for name, parameter in state.model.named_parameters()}
-    pairs = zip(content["state"], state.parameters_of(content), strict=True)
-    return {index: names[id(parameter)] for index, parameter in pairs if id(parameter) in names}
+    def _parameters_of(self, state: dict[str, Any]) -> Iterator[Tensor | None]:
+        """The live parameters in the order of `state["state"]`; None for a state that belongs to no parameter."""
+        names = [index for group in state["param_groups"] for index in group["params"]]
+        live = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        by_name = dict(zip(names, live, strict=True))
+        return (by_name.get(index) for index in state["state"])
+
+    def groups(self) -> list[dict[str, Any]]:
+        """The optimizer's groups as plain values, with the number of their parameters."""
+        return [
+            {key: len(value) if key == "params" else plain(value, "optimizer") for key, value in group.items()}
+            for group in self._optimizer.param_groups
+        ]
+
+    def adopt(self, states: dict[Tensor, dict[str, Any]], groups: list[dict[str, Any]]) -> None:
+        """Make these the optimizer's state. It keeps the very tensors, unless it loads in a way of its own.
+
+        Args:
+            groups: what `groups` gave.
+        """
+        optimizer = self._optimizer
+        here, there = ([_count(group) for group in found] for found in (optimizer.param_groups, groups))
+        if here != there:
+            raise ConfigError(f"the optimizer has groups of {here} parameters, the checkpoint of {there}")
+        if self.loads_plainly:
+            optimizer.state.clear()
+            optimizer.state.update(states)
+            self.put_back_groups(groups)
+            return
+        numbers: dict[int, Any] = {}
+        saved_groups = []
+        for group, saved in zip(optimizer.param_groups, groups, strict=True):
+            first = len(numbers)
+            numbers |= {id(parameter): first + at for at, parameter in enumerate(group["params"])}
+            saved_groups.append({**saved, "params": list(range(first, first + len(group["params"])))})
+        state = {numbers[id(parameter)]: values for parameter, values in states.items()}
+        self.put_back({"content": {"state": state, "param_groups": saved_groups}, "sharded": {}})
+
+    def names(self) -> dict[int, str]:
+        """The names of the optimizer's parameters by their ids; one that is not the model's has a number."""
+        names = {id(parameter): name for name, parameter in self._model.named_parameters()}
+        listed = [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
+        return {id(parameter): names.get(id(parameter), f"#{at}") for at, parameter in enumerate(listed)}
+
+    def parameters(self) -> dict[str, Tensor]:
+        """The optimizer's parameters by these names."""
+        names = self.names()
+        return {names[id(p)]: p for group in self._optimizer.param_groups for p in group["params"]}
+
+    @property
+    def loads_plainly(self) -> bool:
+        """Whether loading a state is what PyTorch does: no method, hook or step of the optimizer's own."""
+        plain_loading = type(self._optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict
+        hooks = (
+            getattr(self._optimizer, f"_optimizer_load_state_dict_{when}_hooks", {1: 1}) for when in ("pre", "post")
+        )
+        return plain_loading and not any(hooks)
+
+    @property
+    def tells_plainly(self) -> bool:
+        """Whether its `state_dict` is what PyTorch does."""
+        hooks = (getattr(self._optimizer, f"_optimizer_state_dict_{when}_hooks", {1: 1}) for when in ("pre", "post"))
+        return type(self._optimizer).state_dict is torch.optim.Optimizer.state_dict and not any(hooks)
+
+    def put_back(self, saved: dict[str, Any]) -> None:
+        """What `whole` gave, in the optimizer's own way."""
+        state = saved["content"]
+        here = [len(group["params"]) for group in self._optimizer.param_groups]
+        if here != (there := [len(group["params"]) for group in state["param_groups"]]):
+            raise ConfigError(f"the optimizer has groups of {here} parameters, the checkpoint of {there}")
+        for parameter, (index, values) in zip(self._parameters_of(state), state["state"].items(), strict=True):
+            for key in saved["sharded"].get(index, ()):
+                values[key] = _sharded_like(parameter, values[key])
+        self._optimizer.load_state_dict(state)
+        for parameter, values in zip(self._parameters_of(state), state["state"].values(), strict=True):
+            live = self._optimizer.state[parameter] if parameter is not None else values
+            for key, value in values.items():  # torch casts the state to the parameter's type, which would round it
+                if isinstance(value, Tensor) and live[key].dtype != value.dtype:
+                    live[key] = value.to(device=live[key].device)
+
+    def put_back_groups(self, groups: Sequence[dict[str, Any]]) -> None:
+        """What `groups` gave."""
+        for group, saved in zip(self._optimizer.param_groups, groups, strict=True):
+            for key in [key for key in group if key != "params" and key not in saved]:
+                del group[key]
+            group.update({key: copy.deepcopy(value) for key, value in saved.items() if key != "params"})
 
 
 def versions_of(state: TrainingState) -> list[int]:
@@ -346,24 +376,9 @@ def _copied(value: Any) -> Any:
     return value
 
 
-def _loads_plainly(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether loading a state is what PyTorch does: no method, hook or step of the optimizer's own."""
-    plain_loading = type(optimizer).load_state_dict is torch.optim.Optimizer.load_state_dict
-    hooks = (getattr(optimizer, f"_optimizer_load_state_dict_{when}_hooks", {1: 1}) for when in ("pre", "post"))
-    return plain_loading and not any(hooks)
-
-
-def _same_form(live: dict[str, Any] | None, saved: dict[str, Any]) -> bool:
-    """Whether all tensors of `saved` can be copied over those of `live`."""
-    if live is None or list(live) != list(saved):
-        return False
-    for key, value in saved.items():
-        here = live[key]
-        if isinstance(value, Tensor) != isinstance(here, Tensor):
-            return False
-        if isinstance(value, Tensor) and (is_dtensor(here) or (here.shape, here.dtype) != (value.shape, value.dtype)):
-            return False
-    return True
+def _count(group: dict[str, Any]) -> int:
+    parameters = group["params"]
+    return parameters if isinstance(parameters, int) else len(parameters)
 
 
 def _sharded_like(parameter: Any, value: Tensor) -> Tensor:
@@ -398,7 +413,8 @@ def _copy_in(name: str, live: Tensor, saved: Tensor) -> None:
     live.copy_(saved)
 
 
-def _same_names(owner: str, what: str, saved: dict[str, Any], here: list[str]) -> None:
+def same_names(owner: str, what: str, saved: Iterable[str], here: list[str]) -> None:
+    """Raises ConfigError where they are not the same."""
     missing, new = sorted(set(saved) - set(here)), sorted(set(here) - set(saved))
     if missing or new:
         raise ConfigError(
