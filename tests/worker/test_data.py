@@ -248,7 +248,7 @@ def test_another_seed_length_or_batch_size_is_told() -> None:
     job.step()
     other = Feed(DataLoader(range(50), batch_size=5, sampler=EpochSampler(range(50), seed=1)), nothing)
     assert other.changes(job.positions()[0]) == [
-        "the loader's batch_size was 4 and is 5",
+        "the loader's batch of the whole job was 4 and is 5",
         "the sampler's seed was 0 and is 1",
         "the sampler's sample_count was 40 and is 50",
     ]

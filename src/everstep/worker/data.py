@@ -203,10 +203,12 @@ class Feed:
     def _traits(self) -> dict[str, Any]:
         loader = self._loader
         seeded = seeds_each_sample(loader)
-        keys = ["batch_size", "persistent_workers"]
+        keys = ["persistent_workers"] if self._order else ["batch_size", "persistent_workers"]
         if not seeded or getattr(loader, "collate_fn", None) is not default_collate:
             keys.append("num_workers")  # else a batch is the same wherever it is made
         traits = {key: getattr(loader, key, None) for key in keys} | {"seeding per sample": seeded}
+        if self._order:
+            traits["batch of the whole job"] = self._order.batch_size * self._order.world_size
         return {key: value for key, value in traits.items() if isinstance(value, int)}
 
 
