@@ -108,6 +108,7 @@ class Traces:
                 started=one.started,
                 done=one.done,
                 order=one.order,
+                done_order=one.done_order,
             )
             for one in trace.channels
         )

@@ -174,6 +174,7 @@ class _Reduction:
             started=posted,
             done=done,
             order=waiting.number if waiting else -1,
+            done_order=max((record.number for record in records if record.seq <= done), default=-1),
             stack=self._view.sites.get(newest.site, ""),
             at_ns=newest.at_ns,
             whole=True,

@@ -80,6 +80,7 @@ class ChannelTrace:
         posted, started, done: operations so far.
         order: place in the rank's program of the oldest one that is not done, the same for all members of a
             batch; -1 when all are done.
+        done_order: place in the rank's program of the newest one that is done; -1 when none is known.
         whole: the counts start with the group. False when older ones were lost: then only `posted - done` counts.
     """
 
@@ -90,6 +91,7 @@ class ChannelTrace:
     started: int
     done: int
     order: int = -1
+    done_order: int = -1
     stack: str = ""
     at_ns: int = 0
     whole: bool = False

@@ -83,6 +83,7 @@ class _Channel:
     started: int = 0
     done: int = 0
     order: int = -1
+    done_order: int = -1
     stack: str = ""
     at_ns: int = 0
 
@@ -147,6 +148,7 @@ class _Scan:
         if state is OpState.DONE:
             self.any_done = group.settled = True
             channel.done += 1
+            channel.done_order = max(channel.done_order, order)
             return
         channel.pending += 1
         channel.started += state is OpState.STARTED
@@ -387,6 +389,7 @@ def _channels(scan: _Scan, lists: dict[str, Membership | None]) -> tuple[Channel
                 started=seen.done + seen.started,
                 done=seen.done,
                 order=seen.order,
+                done_order=seen.done_order,
                 stack=seen.stack,
                 at_ns=seen.at_ns,
                 whole=scan.from_start and scan.any_done,

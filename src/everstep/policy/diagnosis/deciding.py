@@ -13,9 +13,10 @@ from everstep.domain.verdicts import Trouble
 from everstep.policy.diagnosis.disagreements import creation_conflicts, disagreements
 from everstep.policy.diagnosis.finding import PRIORITY, Finding, last_line, operation_text
 from everstep.policy.diagnosis.picture import waiting_arrows
+from everstep.policy.diagnosis.silence import excuse_the_silent
 from everstep.policy.diagnosis.situation import Situation, survey
 from everstep.policy.diagnosis.suspects import findings_of_idle, findings_of_lagging, findings_of_sinks
-from everstep.policy.diagnosis.waits import Waits, backward, blocked_by, drop_doubts, point_at, trace_waits
+from everstep.policy.diagnosis.waits import Waits, backward, blocked_by, drop_doubts, find_sinks, point_at, trace_waits
 from everstep.policy.wording import name_ranks
 
 _TOGETHER = frozenset((Trouble.FROZEN, Trouble.LOOP_BOUND, Trouble.NEVER_ENTERED, Trouble.GPU_SIDE, Trouble.INSIDE_OP))
@@ -62,6 +63,8 @@ def diagnose(
             rank_count=count,
         )
     waits = trace_waits(situation)
+    excuse_the_silent(waits)
+    find_sinks(waits)
     disputes = [*creation_conflicts(situation), *disagreements(situation)]
     for dispute in disputes:
         if dispute.trouble is not Trouble.GROUP_CREATION and dispute.ranks and dispute.group:

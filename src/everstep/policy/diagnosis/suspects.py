@@ -6,13 +6,13 @@ A rank that waits for something that is shown is no sink alone, and so never nam
 import re
 from collections.abc import Iterator, Sequence
 
-from everstep.domain.ids import Rank
 from everstep.domain.recorder import HostState
 from everstep.domain.verdicts import Trouble
 from everstep.policy.diagnosis.circles import findings_of_circle
+from everstep.policy.diagnosis.components import components
 from everstep.policy.diagnosis.disagreements import silent_shift
 from everstep.policy.diagnosis.finding import Finding, last_line, operation_text, waiting_text
-from everstep.policy.diagnosis.situation import Group, Situation, operation_at, unstarted_members
+from everstep.policy.diagnosis.situation import Situation, operation_at, unstarted_members
 from everstep.policy.diagnosis.waits import Stuck, Waits
 from everstep.policy.wording import name_ranks, name_signal
 
@@ -24,19 +24,27 @@ _OCCUPATIONS = (
 )
 _LIBRARY = re.compile(r"/site-packages/|/dist-packages/|/lib/python|<frozen ")
 _INNERMOST = 8
+_FACTS_MAX = 6
+_CHANCE_MAX = 0.001
 
 
 def findings_of_sinks(waits: Waits) -> Iterator[Finding]:
-    """One finding for each sink."""
+    """One finding for each sink; those without a dump that may wait for each other out of sight are one."""
+    unseen = [component[0] for component in waits.sinks if component[0] in waits.unseen]
+    if len(unseen) > 1 and not _lost_together(waits, len(unseen)):
+        yield _silent(waits, unseen)
+    else:
+        unseen = []
     for component in waits.sinks:
         node = component[0]
+        if node in unseen:
+            continue
         if len(component) > 1:
-            found = list(findings_of_circle(waits, component))
-            yield from found or (_silent(waits, one) for one in component if waits.is_silent(one))
+            yield from _of_circle(waits, component)
         elif node >= waits.first_stuck:
             yield _inside(waits, waits.stuck[node - waits.first_stuck], node)
         elif waits.is_silent(node):
-            yield _silent(waits, node)
+            yield _silent(waits, [node])
         elif node in waits.differing:
             continue  # said already
         elif node in waits.blind:
@@ -189,47 +197,73 @@ def _occupation(stack: Sequence[str]) -> str:
     return f"; its Python stands at {own}"
 
 
-def _silent(waits: Waits, node: int) -> Finding:
-    """No dump of it: named only when its busiest group waits for it, or when it alone is missed.
+def _of_circle(waits: Waits, component: Sequence[int]) -> Iterator[Finding]:
+    """Of ranks that wait for each other; when one without a dump closes the circle, it is that one that is at fault.
 
-    In operations that wait for several ranks without a dump nothing tells which one it is.
+    What a rank without a dump waits for is only what may hold it. In a circle that such guesses alone close, its
+    neighbours do wait for it, so if it waited for them, they would have to disagree about the order as well.
     """
-    situation = waits.situation
-    rank = waits.rank_of(node)
-    missed = waits.kept_by.get(node, [])
-    named = _keeps_busiest(waits, node)
-    only_silent = all(any(map(waits.is_silent, sink)) for sink in waits.sinks)
-    if not named and only_silent and node in waits.alone:
-        others = [one for sink in waits.sinks for one in sink if one != node and waits.is_silent(one)]
-        named = not any(one in waits.alone for one in others)
-    stuck = max(missed, key=lambda one: len(one.waiting), default=None)
-    operation = operation_text(situation, stuck.group, stuck.seq, stuck.waiting) if stuck else ""
+    silent = [node for node in component if waits.is_silent(node)]
+    if not silent or _closes_without(waits, component, set(silent)):
+        found = list(findings_of_circle(waits, component))
+        yield from found
+        if found:
+            return
+    if silent:
+        yield _silent(waits, silent)
+
+
+def _lost_together(waits: Waits, count: int) -> bool:
+    """Whether that many dumps of ranks that belong together are hardly missing by chance, as those of a dead host.
+
+    The chance that a group as large as that is without any, by the share of the other ranks that left none.
+    """
+    ranks = waits.first_stuck
+    share = max(1, len(waits.situation.silent) - count) / ranks
+    return ranks / count * share ** (count - 1) < _CHANCE_MAX
+
+
+def _closes_without(waits: Waits, component: Sequence[int], left_out: set[int]) -> bool:
+    number = {node: place for place, node in enumerate(component)}
+    edges = [
+        [] if node in left_out else [number[head] for head in waits.edges[node] if head in number] for node in component
+    ]
+    return any(len(one) > 1 for one in components(edges))
+
+
+def _silent(waits: Waits, nodes: Sequence[int]) -> Finding:
+    """Without a dump: one that nothing can hold is named; of several that can hold each other nothing tells which."""
+    ranks = tuple(sorted(map(waits.rank_of, nodes)))
+    named = len(ranks) == 1
+    missed = [stuck for node in nodes for stuck in waits.kept_by.get(node, ())]
+    stuck = max(missed, key=lambda one: (-len(one.keeping), len(one.waiting), one.group.name), default=None)
+    if stuck is not None and named and len(stuck.keeping) > 1 and any(pair.keeping == nodes[0] for pair in waits.pairs):
+        stuck = None  # they may wait there for another one; its neighbours wait for this one
+    operation = operation_text(waits.situation, stuck.group, stuck.seq, stuck.waiting) if stuck else ""
+    others = "one of them has not entered what its peers wait in, and their records do not tell which"
     return Finding(
         trouble=Trouble.DEAD if named else Trouble.UNKNOWN,
-        nodes=[node],
-        ranks=(rank,) if named else (),
-        suspects=() if named else (rank,),
-        what=f"has left no dump and never entered {operation or 'what its peers wait in'}: it is dead or frozen"
+        nodes=nodes,
+        ranks=ranks if named else (),
+        suspects=() if named else ranks,
+        what=f"has left no dump and never entered {operation or 'what its neighbours wait for'}: it is dead or frozen"
         if named
-        else f"rank {rank} has left no dump, and others wait for it",
-        evidence=_counts(situation, stuck, -1)[:1] if stuck else _pair_facts(waits, node),
+        else f"{name_ranks(ranks)} have left no dump; {others}",
+        evidence=tuple(fact for node in nodes for fact in _silent_facts(waits, node))[:_FACTS_MAX],
         operation=operation,
         group=stuck.group if stuck else None,
         sure=False,
     )
 
 
-def _keeps_busiest(waits: Waits, node: int) -> bool:
-    if node not in waits.alone:
-        return False
-    busiest = _busiest(waits.situation, waits.rank_of(node))
-    alone = (stuck for stuck in waits.kept_by.get(node, ()) if len(stuck.keeping) == 1)
-    return any(stuck.group is busiest for stuck in alone)
-
-
-def _busiest(situation: Situation, rank: Rank) -> Group | None:
-    groups = situation.groups_of_silent.get(rank, ())
-    return max(groups, key=lambda g: (max(part.enqueued for _, part in g.seen), g.name), default=None)
+def _silent_facts(waits: Waits, node: int) -> tuple[str, ...]:
+    missed = sorted(waits.kept_by.get(node, ()), key=lambda one: (len(one.keeping), -len(one.waiting)))
+    waiting = [
+        f"{waiting_text(waits.situation.ranks_of(stuck.waiting))} in number {stuck.seq} of {stuck.group} for "
+        f"{name_ranks(sorted(map(waits.rank_of, stuck.keeping)))}"
+        for stuck in missed[:2]
+    ]
+    return (*waiting, *_pair_facts(waits, node))
 
 
 def _blind(waits: Waits, place: int) -> Finding:

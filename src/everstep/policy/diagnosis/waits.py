@@ -32,6 +32,10 @@ class Why(StrEnum):
     INSIDE = "inside"
 
 
+_TOGETHER = frozenset(((Why.ABSENT, Why.STOPPED), (Why.SILENT, Why.BEHIND), (Why.SILENT, Why.INSIDE)))
+"""In a batch of messages: a peer without a dump may be done with its part, and then another one holds the batch."""
+
+
 @dataclass(slots=True)
 class Stuck:
     """A collective that somebody waits in.
@@ -69,10 +73,10 @@ class Waits:
         sinks: components that lead nowhere else and that somebody waits for.
         waited_for: for each node whether anything leads to it.
         kept_by: for each rank's node the collectives that it keeps from ending.
-        alone: nodes of ranks for which something waits, and for nobody else.
         doubtful: for ranks in a batch of which one peer shows nothing, the rest of the batch. That peer may as well be
             done: the members of a batch show as unfinished until the last one ends.
         blind: traces that wait for something the recorder does not show.
+        unseen: nodes of ranks without a dump that may wait for others without one, in a group that nobody shows.
         differing: traces that called another operation than their peers, who wait for them.
     """
 
@@ -86,8 +90,8 @@ class Waits:
     waited_for: bytearray = field(default_factory=bytearray)
     kept_by: dict[int, list[Stuck]] = field(default_factory=dict)
     doubtful: dict[int, list[Pair]] = field(default_factory=dict)
-    alone: set[int] = field(default_factory=set)
     differing: set[int] = field(default_factory=set)
+    unseen: set[int] = field(default_factory=set)
 
     def rank_of(self, node: int) -> Rank:
         count = len(self.situation.traces)
@@ -98,7 +102,7 @@ class Waits:
 
 
 def trace_waits(situation: Situation) -> Waits:
-    """Build the graph and find its sinks."""
+    """Build the graph; `find_sinks` comes when it is whole."""
     count = len(situation.traces)
     first_stuck = count + len(situation.silent)
     waits = Waits(
@@ -115,12 +119,10 @@ def trace_waits(situation: Situation) -> Waits:
         _keep(waits, stuck, silent_node)
     _wait_for_peers(waits, silent_node)
     _let_those_elsewhere_go(waits)
-    _excuse_the_silent(waits, silent_node)
     for stuck in waits.stuck:
         for node in stuck.keeping:
             waits.kept_by.setdefault(node, []).append(stuck)
     waits.edges += [stuck.keeping for stuck in waits.stuck]
-    _find_sinks(waits)
     return waits
 
 
@@ -134,7 +136,7 @@ def drop_doubts(waits: Waits) -> bool:
         waits.pairs = [pair for pair in waits.pairs if pair.waiting != place] + waits.doubtful[place]
         waits.edges[place] = [pair.keeping for pair in waits.doubtful[place]]
     if doubted:
-        _find_sinks(waits)
+        find_sinks(waits)
     return bool(doubted)
 
 
@@ -150,7 +152,7 @@ def point_at(waits: Waits, group: Group, culprits: Sequence[int]) -> None:
                 waits.edges[place] = [head for head in waits.edges[place] if head != node]
                 waits.kept_by.setdefault(place, []).append(stuck)
             waits.differing.update(culprits)
-            _find_sinks(waits)
+            find_sinks(waits)
             return
 
 
@@ -227,10 +229,10 @@ def _wait_for_peers(waits: Waits, silent_node: dict[Rank, int]) -> None:
             other = open_channels.get((channel.group, channel.peer, rank, not channel.sends))
             pairs.append(Pair(place, peer, channel, _why_of_peer(waits, peer, channel, other)))
         for why in (Why.ABSENT, Why.SILENT, Why.BEHIND, Why.INSIDE):
-            chosen = [p for p in pairs if p.why is why or (why is Why.ABSENT and p.why is Why.STOPPED)]
+            chosen = [p for p in pairs if p.why is why or (why, p.why) in _TOGETHER]
             if chosen:
                 waits.pairs += chosen
-                rest = [pair for pair in pairs if pair.why in (Why.BEHIND, Why.INSIDE)]
+                rest = [pair for pair in pairs if pair.why in (Why.SILENT, Why.BEHIND, Why.INSIDE)]
                 if why is Why.ABSENT and rest and not any(pair.channel.whole for pair in chosen):
                     waits.doubtful[place] = rest
                 waits.edges[place] += [pair.keeping for pair in chosen]
@@ -269,19 +271,8 @@ def _let_those_elsewhere_go(waits: Waits) -> None:
             waits.blind.discard(place)
 
 
-def _excuse_the_silent(waits: Waits, silent_node: dict[Rank, int]) -> None:
-    """A rank without a dump may itself wait in a collective that somebody else keeps from ending."""
-    if not silent_node:
-        return
-    for number, stuck in enumerate(waits.stuck):
-        if stuck.why in (Why.ABSENT, Why.STOPPED, Why.BEHIND):
-            for rank in silent_members(waits.situation, stuck.group):
-                waits.edges[silent_node[rank]].append(waits.first_stuck + number)
-
-
-def _find_sinks(waits: Waits) -> None:
-    waits.alone = {pair.keeping for pair in waits.pairs}
-    waits.alone.update(stuck.keeping[0] for stuck in waits.stuck if len(stuck.keeping) == 1)
+def find_sinks(waits: Waits) -> None:
+    """The components of the graph that lead nowhere else."""
     found = components(waits.edges)
     number = [0] * len(waits.edges)
     for place, component in enumerate(found):
