@@ -404,7 +404,7 @@ TWO = {"kind": "ddp", "world": 2, "loader": "seeded", "num_workers": 2}
 @pytest.mark.parametrize(
     ("spec", "others"),
     [
-        (TWO, [{"num_workers": 2}, {"num_workers": 0}, {"num_workers": 4}]),
+        (TWO, [{"num_workers": 0}, {"num_workers": 4}]),
         ({**TWO, "persistent": True}, [{"num_workers": 1}]),
         ({**TWO, "loader": "ordered", "num_workers": 0}, [{}]),
     ],

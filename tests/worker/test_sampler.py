@@ -93,13 +93,13 @@ def deviation(observed: torch.Tensor, expected: float, freedom: int) -> float:
 
 @pytest.mark.parametrize("length", [2, 3, 4, 5])
 def test_over_many_epochs_every_permutation_comes_equally_often(length: int) -> None:
-    count = 3000
+    count = 1500
     seen = Counter(tuple(indices(length, epoch=epoch)) for epoch in range(count))
     every = torch.tensor([seen[order] for order in permutations(range(length))])
     assert abs(deviation(every, count / len(every), len(every) - 1)) < 4
 
 
-@pytest.mark.parametrize("length", [1000, 65_536, 65_537, 1_000_000])
+@pytest.mark.parametrize("length", [1000, 65_536, 65_537, 300_000])
 def test_neighbours_places_and_epochs_have_nothing_to_do_with_each_other(length: int) -> None:
     orders = [Permutation(length=length, seed=5, epoch=e).at(torch.arange(length)).double() for e in range(3)]
     first, second, third = ((order - order.mean()) / order.std() for order in orders)
