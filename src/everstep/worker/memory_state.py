@@ -3,8 +3,8 @@
 `Bulk` is this rank's share, in memory and on disk alike. It knows tensors and names, neither files nor slots.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -13,7 +13,7 @@ from everstep.worker.dcp_values import TooLarge, Values
 from everstep.worker.frame import arrange
 from everstep.worker.layout import VALUES_KEY, Offer, Path
 from everstep.worker.pieces import Live, clean, live, live_buffers, live_parameters, rest_key, state_key, state_path
-from everstep.worker.state import OWN, REST, Sharing, TrainingState, plain
+from everstep.worker.state import OWN, REST, Sharing, TrainingState, is_dtensor, plain
 
 LARGE_ELEMENTS = 4096
 """Tensors of other objects (an averaged model) from this size on are copied into the slot rather than written anew."""
@@ -42,7 +42,7 @@ class Bulk:
 
     def __init__(self, state: TrainingState, *, share: int, share_count: int, whole_optimizer: bool = False) -> None:
         self._state = state
-        self._watched: list[tuple[Any, Any, Tensor, int]] = []  # owner, key, tensor, its address
+        self._watched: list[tuple[Any, Any, Tensor, Callable[[], int], int]] = []  # owner, key, tensor, where, address
         self._sizes: list[tuple[Any, int]] = []
         self._owners: dict[str, Any] = {}  # the optimizer's states by the names of their parameters
         self._whole_optimizer = False
@@ -56,6 +56,7 @@ class Bulk:
                 self._whole_optimizer, states = True, {}
                 self._owners, self._watched, self._sizes = {}, [], []
             self._watch_modules()
+            self._named = list(state.model.named_parameters())
             parameters = live_parameters(state.model)
             mine = _shares(list(parameters), _loads(parameters, states), share_count)[share]
             fixed = [found for name, found in parameters.items() if name in mine]
@@ -85,7 +86,7 @@ class Bulk:
     def has_moved(self) -> bool:
         """Whether a tensor was replaced, added or taken away since."""
         return any(len(owner) != size for owner, size in self._sizes) or any(
-            owner.get(key) is not tensor or _address(tensor) != address for owner, key, tensor, address in self._watched
+            owner.get(key) is not tensor or where() != address for owner, key, tensor, where, address in self._watched
         )
 
     def capture(self) -> tuple[list[Tensor], dict[str, Any]]:
@@ -105,7 +106,7 @@ class Bulk:
                 "groups": self._state.held.groups(),
                 "numbers": self._numbers(),
                 REST: skeleton,
-                OWN: {"gradients": self._state.gradients()},
+                OWN: {"gradients": self._state.gradients(self._named)},
             }
             if self._whole_optimizer:
                 small["optimizer"] = self._state.held.whole()
@@ -139,7 +140,7 @@ class Bulk:
     def _is_tensor(self, owner: Any, key: Any, value: object) -> bool:
         """Whether it is one, and then watch it."""
         if isinstance(value, Tensor):
-            self._watched.append((owner, key, value, _address(value)))
+            self._watch(owner, key, value)
             return True
         if not isinstance(value, int | float | bool | type(None)) or not isinstance(key, str):
             raise Unfit(f"the optimizer's {key!r} is a {type(value).__name__}")
@@ -169,13 +170,17 @@ class Bulk:
                 found[state_path(name, key)] = value
         return found
 
+    def _watch(self, owner: Any, key: Any, value: Tensor) -> None:
+        where = _place_of(value)
+        self._watched.append((owner, key, value, where, where()))
+
     def _watch_modules(self) -> None:
         for module in self._state.model.modules():
             for owner in (module._parameters, module._buffers):
                 self._sizes.append((owner, len(owner)))
                 for key, value in owner.items():
                     if value is not None:
-                        self._watched.append((owner, key, value, _address(value)))
+                        self._watch(owner, key, value)
 
 
 def shares_of(sharing: Sharing, rank: int, world_size: int) -> tuple[int, int]:
@@ -222,10 +227,11 @@ def mapped(value: Any, change: Any) -> Any:
     return value
 
 
-def _address(value: Tensor) -> int:
-    """Where a tensor's data lies; for a DTensor, that of its local part."""
-    inner: Tensor = getattr(value, "_local_tensor", value)
-    return inner.data_ptr()
+def _place_of(value: Tensor) -> Callable[[], int]:
+    """What says where a tensor's data lies now; for a DTensor, that of its local part."""
+    if is_dtensor(value):
+        return lambda: int(cast("Any", value)._local_tensor.data_ptr())
+    return value.data_ptr
 
 
 def _loads(parameters: dict[str, Live], states: dict[str, list[Live]]) -> dict[str, int]:

@@ -57,6 +57,7 @@ class TrainingState:
         if scheduler is not None:
             self._others["scheduler"] = scheduler
         self._stepped = False
+        self._sharded: list[Any] | None = None
         optimizer.register_step_post_hook(self._note_step)
 
     @property
@@ -80,7 +81,7 @@ class TrainingState:
             weights: whether to include WEIGHTS.
         """
         with torch.no_grad():
-            _reshard(self.model)
+            self.reshard()
             parts: Parts = {
                 BUFFERS: {name: compact(buffer) for name, buffer in self.model.named_buffers()},
                 REST: self.rest(),
@@ -118,7 +119,7 @@ class TrainingState:
         if keep:
             rest = copy.deepcopy(rest)
         with torch.no_grad():
-            _reshard(self.model)
+            self.reshard()
             if weights is not None:
                 self._put_back_weights(weights, keep=keep)
             if GROUPS in parts:
@@ -144,8 +145,11 @@ class TrainingState:
         self.held.put_back(copy.deepcopy(weights["optimizer"]) if keep else weights["optimizer"])
 
     def reshard(self) -> None:
-        """See `_reshard`. Call it before looking at live tensors, under `no_grad`."""
-        _reshard(self.model)
+        """See `_sharded_modules`. Call it before looking at live tensors, under `no_grad`."""
+        if self._sharded is None:
+            self._sharded = _sharded_modules(self.model)
+        for module in self._sharded:
+            module.reshard()
 
     def rest(self) -> dict[str, Any]:
         """The state of the scheduler, the extra objects and modules with an extra state, as plain values."""
@@ -159,9 +163,14 @@ class TrainingState:
             "others": {name: plain(other.state_dict(), name) for name, other in self._others.items()},
         }
 
-    def gradients(self) -> dict[str, Tensor | None]:
-        """Gradients by name. Values are needed in the middle of an accumulation only; else that there was one does."""
-        present = ((name, p.grad) for name, p in self.model.named_parameters() if p.grad is not None)
+    def gradients(self, named: Iterable[tuple[str, Tensor]] | None = None) -> dict[str, Tensor | None]:
+        """Gradients by name. Values are needed in the middle of an accumulation only; else that there was one does.
+
+        Args:
+            named: the model's parameters, where the caller has them.
+        """
+        named = self.model.named_parameters() if named is None else named
+        present = ((name, p.grad) for name, p in named if p.grad is not None)
         return {name: None if self._stepped else compact(gradient) for name, gradient in present}
 
     def _put_back_gradients(self, gradients: dict[str, Tensor | None]) -> None:
@@ -396,12 +405,11 @@ def _sharded_like(parameter: Any, value: Tensor) -> Tensor:
     )
 
 
-def _reshard(model: nn.Module) -> None:
-    """FSDP2 may leave whole parameters in the modules after a forward pass; saved and restored are the shards."""
-    if (fsdp := sys.modules.get("torch.distributed.fsdp")) is not None:
-        for module in model.modules():
-            if isinstance(module, fsdp.FSDPModule):
-                module.reshard()
+def _sharded_modules(model: nn.Module) -> list[Any]:
+    """FSDP2 may leave whole parameters in these after a forward pass; saved and restored are the shards."""
+    if (fsdp := sys.modules.get("torch.distributed.fsdp")) is None:
+        return []
+    return [module for module in model.modules() if isinstance(module, fsdp.FSDPModule)]
 
 
 def _copy_in(name: str, live: Tensor, saved: Tensor) -> None:
