@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from everstep.domain.errors import ConfigError, EvidenceError, WorldError
-from everstep.worker import randomness
 from everstep.worker.checkpoint_manifest import Manifest
 from everstep.worker.frame import dtype_named
 from everstep.worker.landing import Landing
@@ -88,8 +87,8 @@ class Reading:
         assert self._landing is not None
         self._plan.finish()
         own: dict[str, Any] = self._small[OWN]
-        if self._rank >= self._manifest.world_size:  # a new rank: its gradients and its chance are nobody's
-            own = {**own, "gradients": dict.fromkeys(own["gradients"]), "random": randomness.capture()}
+        if self._rank >= self._manifest.world_size:  # a new rank: its gradients are nobody's, its chance a new course
+            own = {**own, "gradients": dict.fromkeys(own["gradients"])}
         self._landing.settle({**self._small, OWN: own})
         return own
 
