@@ -10,6 +10,7 @@ from workload import mark  # isort: skip - the first event comes before every im
 import argparse
 import os
 import sys
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -26,7 +27,12 @@ if "--save-at" in sys.argv:  # each way pays for its own imports
 else:
     from everstep.worker import attach, resuming
 
-mark("script_imported")
+
+def tell(event: str, **fields: object) -> None:
+    mark(event, cpu_s=time.process_time(), **fields)
+
+
+tell("script_imported")
 
 
 def batches() -> list[torch.Tensor]:
@@ -55,16 +61,16 @@ class Training:
 
 def attached(training: Training) -> None:
     run = attach(model=training.model, optimizer=training.optimizer)
-    mark("restored", step=run.step)
+    tell("restored", step=run.step)
     for batch in run.steps(batches(), until=100_000):
         loss = training.step(batch)
         if not run.rehearsing:
-            mark("step", step=run.step + 1, loss=loss.hex())
+            tell("step", step=run.step + 1, loss=loss.hex())
 
 
 def untouched(training: Training, folder: Path, *, save_at: int, until: int) -> None:
     for number, batch in enumerate(_again_and_again(batches()), 1):
-        mark("step", step=number, loss=training.step(batch).hex())
+        tell("step", step=number, loss=training.step(batch).hex())
         if number == save_at:
             model, optimizer = get_state_dict(training.model, training.optimizer)
             dcp.save({"model": model, "optimizer": optimizer}, checkpoint_id=folder)
@@ -77,9 +83,9 @@ def cold(training: Training, folder: Path, *, save_at: int) -> None:
     state = {"model": model, "optimizer": optimizer}
     dcp.load(state, checkpoint_id=folder)
     set_state_dict(training.model, training.optimizer, model_state_dict=model, optim_state_dict=optimizer)
-    mark("restored", step=save_at)
+    tell("restored", step=save_at)
     data = batches()
-    mark("step", step=save_at + 1, loss=training.step(data[save_at % len(data)]).hex())
+    tell("step", step=save_at + 1, loss=training.step(data[save_at % len(data)]).hex())
 
 
 def _again_and_again(data: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
@@ -98,9 +104,9 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    mark("pg_ready")
+    tell("pg_ready")
     training = Training(args.layers, fresh=not (args.promised and resuming()))
-    mark("built")
+    tell("built")
     if args.load:
         cold(training, args.folder, save_at=args.save_at)
     elif args.save_at:

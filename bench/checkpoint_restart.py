@@ -15,14 +15,19 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 
 from bench.event_log import EventLog, Life
 from bench.figures import Bar, Outcome, median, spread
 from bench.jobs import HERE, Job, JobError
 from bench.machine import load1, wait_until_quiet
-from everstep.domain.events import CheckpointRestored
+from everstep.adapters.memory_folder import folder_of
+from everstep.adapters.memory_slots import RankSlots
+from everstep.domain.errors import WorldError
+from everstep.domain.events import CheckpointRestored, RunStarted
 from everstep.policy.accounting import Accountant
+from everstep.policy.checkpoints import committed_steps
 from everstep.policy.incidents import IncidentLog
 
 LIMIT_S = 1.5
@@ -76,18 +81,20 @@ def outcome_of(rows: Sequence[dict[str, object]], *, name: str, size: str) -> Ou
         bars.append(
             Bar(name=f"{title}_beside_cold", value=ratio, unit="×", limit=RATIO_MIN, at_least=True, spread=text)
         )
-    return Outcome(bars=tuple(bars), rows=rows, notes=tuple(_part_note(way, name, rows) for way in _WAYS))
+    notes = [_part_note(way, name, rows, key) for way in _WAYS for key in ("parts", "cpu_s")]
+    return Outcome(bars=tuple(bars), rows=rows, notes=tuple(notes))
 
 
-def _part_note(way: str, name: str, rows: Sequence[dict[str, object]]) -> str:
+def _part_note(way: str, name: str, rows: Sequence[dict[str, object]], key: str) -> str:
     parts: dict[str, list[float]] = {}
     for row in rows:
-        found = row.get("parts")
+        found = row.get(key)
         if row["way"] == way and isinstance(found, dict):
             for part, value in found.items():
                 parts.setdefault(part, []).append(value)
     texts = ", ".join(f"{part} {statistics.median(values):.3f}" for part, values in parts.items())
-    return f"{name}, {way}, medians in s: {texts}"
+    unit = "s" if key == "parts" else "CPU seconds of the largest rank"
+    return f"{name}, {way}, medians in {unit}: {texts}"
 
 
 def _warm_rounds(
@@ -117,6 +124,7 @@ def kill_all(job: Job, losses: dict[int, str]) -> dict[str, object]:
         JobError: it did not come back, or not to the same numbers.
     """
     job.wait_for_steps(STEPS_BEFORE)
+    job.wait_for(lambda: _newest_in_memory(job), within_s=WITHIN_S, what="a step of all ranks in memory")
     old = job.log.newest()
     restored_before = sum(isinstance(body, CheckpointRestored) for body in job.ledger)
     since_s = time.monotonic()
@@ -137,9 +145,21 @@ def kill_all(job: Job, losses: dict[int, str]) -> dict[str, object]:
     return {
         "total_s": round(ends_s - since_s, 3),
         "parts": _parts(job, since_s=since_s, ends_s=ends_s),
+        "cpu_s": _cpu_parts(lives),
         "lost_steps": reached - (lives[0].steps[0][1] - 1),
         "source": restored[-1].path if restored else "",
     }
+
+
+def _newest_in_memory(job: Job) -> int:
+    """The newest step that memory has of all ranks; 0 for none."""
+    started = next(body for body in job.ledger if isinstance(body, RunStarted))
+    folder = folder_of(str(started.run))
+    try:
+        slots = [RankSlots(folder, rank).slots() for rank in range(job.world_size)]
+    except (WorldError, OSError):
+        return 0
+    return next(iter(committed_steps(slots)), 0)
 
 
 def _recovered_at_s(job: Job) -> float | None:
@@ -165,6 +185,15 @@ def _parts(job: Job, *, since_s: float, ends_s: float) -> dict[str, float]:
             at_s = ends_s
         parts[part.name] = round(max(0.0, at_s - begins_s), 3)
     return parts
+
+
+def _cpu_parts(lives: dict[int, Life]) -> dict[str, float]:
+    """CPU seconds by part, the largest rank's: what a part costs however busy the machine is."""
+    found, ends = {}, [*_COLD_PARTS[1:], ("first_step", "step")]
+    for (_, before), (part, event) in pairwise([("", ""), *ends]):
+        spent = [life.cpu_s[event] - life.cpu_s.get(before, 0.0) for life in lives.values() if event in life.cpu_s]
+        found[part] = round(max(spent, default=0.0), 3)
+    return found
 
 
 def _compare(lives: dict[int, Life], losses: dict[int, str]) -> None:
@@ -208,7 +237,7 @@ class _Cold:
             parts[part] = round(at_s - begins_s, 3)
         parts["first_step"] = round(ends_s - at_s, 3)
         print(f"cold start {number + 1} of {self._world} ranks: {ends_s - since_s:.2f} s {parts}", file=sys.stderr)
-        return row | {"total_s": round(ends_s - since_s, 3), "parts": parts}
+        return row | {"total_s": round(ends_s - since_s, 3), "parts": parts, "cpu_s": _cpu_parts(lives)}
 
     def _launch(self, *arguments: str, within_s: float) -> tuple[EventLog, float]:
         """Run all ranks to their end; what they told, and when the first was started."""

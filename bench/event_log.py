@@ -18,6 +18,7 @@ class Life:
         told: when each event other than a step came first.
         steps: time and number of each step that ended.
         losses: what the script told of them, by step.
+        cpu_s: CPU time that the process had used at the first of each event, where it told.
     """
 
     pid: int
@@ -27,6 +28,7 @@ class Life:
     told: dict[str, float] = field(default_factory=dict)
     steps: list[tuple[float, int]] = field(default_factory=list)
     losses: dict[int, str] = field(default_factory=dict)
+    cpu_s: dict[str, float] = field(default_factory=dict)
 
 
 class EventLog:
@@ -44,6 +46,8 @@ class EventLog:
                 self.lives.append(life)
                 self._by_pid[life.pid] = life
             life = self._by_pid[record["pid"]]
+            if "cpu_s" in record:
+                life.cpu_s.setdefault(record["event"], record["cpu_s"])
             if record["event"] == "step":
                 life.steps.append((record["t"], record["step"]))
                 if "loss" in record:

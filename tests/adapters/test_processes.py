@@ -148,3 +148,12 @@ def test_the_sweep_gives_up_on_what_will_not_die_and_names_it(run: str, monkeypa
     pid = of_run(run)
     assert list(kill_run(run)) == [pid]
     os.kill(pid, signal.SIGKILL)
+
+
+def test_a_process_that_was_killed_is_ending_until_it_is_reaped() -> None:
+    child = subprocess.Popen(SLEEPER)
+    assert not read_stat(child.pid).is_ending
+    child.kill()
+    wait_for(lambda: read_stat(child.pid).state is ProcessState.GONE, "its end")
+    assert read_stat(child.pid).is_ending
+    child.wait()

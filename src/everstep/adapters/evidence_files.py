@@ -69,7 +69,7 @@ class EvidenceFiles:
     def _collect(self, incident: IncidentId, snapshot: int) -> tuple[Sequence[RankSummary], Sequence[EvidenceFile]]:
         workers = list(self._roster.workers.values())
         stats = {worker.pid: _stat(worker) for worker in workers}
-        able = [w for w in workers if stats[w.pid].state in (ProcessState.RUNNING, ProcessState.SLEEPING)]
+        able = [w for w in workers if _can_answer(stats[w.pid])]
         with ThreadPoolExecutor(min(_ASKERS_MAX, len(able) + 1), "everstep-evidence") as pool:
             stacks = pool.submit(dump_stacks, {w.pid: w.stacks for w in able if w.page.observed()}, timeout_s=_STACKS_S)
             answers = dict(zip((w.pid for w in able), pool.map(_ask_all, able), strict=True))
@@ -170,6 +170,10 @@ def _stat(worker: Worker) -> ProcessStat:
     if worker.exit_code is not None:
         return ProcessStat(state=ProcessState.GONE, cpu_s=0.0)
     return read_stat(worker.pid)
+
+
+def _can_answer(stat: ProcessStat) -> bool:
+    return stat.state in (ProcessState.RUNNING, ProcessState.SLEEPING) and not stat.is_ending
 
 
 def _ask_all(worker: Worker) -> _Answers:

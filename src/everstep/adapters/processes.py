@@ -31,6 +31,8 @@ _STATES = {
 _SWEEP_ROUNDS = 100
 _SWEEP_PAUSE_S = 0.01
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_EXITING = 0x4
+"""PF_EXITING of the kernel's include/linux/sched.h."""
 
 
 def become_subreaper() -> None:
@@ -54,10 +56,12 @@ class ProcessStat:
 
     Attributes:
         cpu_s: user and system time of all threads; resolution 10 ms.
+        is_ending: it has been killed, or leaves; giving back gigabytes takes the kernel a while, and it answers nothing.
     """
 
     state: ProcessState
     cpu_s: float
+    is_ending: bool = False
 
 
 def read_stat(pid: int) -> ProcessStat:
@@ -68,7 +72,8 @@ def read_stat(pid: int) -> ProcessStat:
         return ProcessStat(state=ProcessState.GONE, cpu_s=0.0)
     fields = text.rpartition(")")[2].split()
     state = _STATES.get(fields[0], ProcessState.UNKNOWN)
-    return ProcessStat(state=state, cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S)
+    cpu_s = (int(fields[11]) + int(fields[12])) / _TICKS_PER_S
+    return ProcessStat(state=state, cpu_s=cpu_s, is_ending=bool(int(fields[6]) & _EXITING))
 
 
 def waits_for_lock(pid: int) -> bool | None:
