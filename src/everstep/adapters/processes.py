@@ -56,7 +56,7 @@ class ProcessStat:
 
     Attributes:
         cpu_s: user and system time of all threads; resolution 10 ms.
-        is_ending: it has been killed, or leaves; giving back gigabytes takes the kernel a while, and it answers nothing.
+        is_ending: it was killed, or leaves: it answers nothing, and giving back gigabytes takes the kernel a while.
     """
 
     state: ProcessState
