@@ -13,10 +13,11 @@ from pathlib import Path
 from everstep.adapters.clock import MonotonicClock
 from everstep.adapters.operation_ring import RingView, parse_ring
 from everstep.adapters.processes import ProcessStat, read_stat, waits_for_lock
+from everstep.adapters.recorder_traces import reduce_recorders
 from everstep.adapters.ring_trace import RankFacts, drained_groups, reduce_rings
 from everstep.adapters.roster import Roster, Worker
 from everstep.adapters.stacks import dump_stacks, main_thread
-from everstep.adapters.worker_server import Answer, ask, group_counts
+from everstep.adapters.worker_server import Answer, ask, ask_recorder, group_counts
 from everstep.domain.codec import to_json
 from everstep.domain.errors import EvidenceError
 from everstep.domain.evidence import EvidenceFile, GroupCounts, ProcessState, RankSummary
@@ -75,8 +76,9 @@ class EvidenceFiles:
             answers = dict(zip((w.pid for w in able), pool.map(_ask_all, able), strict=True))
         texts = stacks.result()
         rings = {w.rank: w.ring.raw() for w in workers if w.ring is not None}
+        recorders = {w.rank: answers[w.pid].recorder.body for w in able if w.pid in answers}
         summaries = [self._summary(w, stats[w.pid], answers.get(w.pid), texts.get(w.pid, "")) for w in workers]
-        summaries = self._with_traces(summaries, rings, {w.rank: w.pid for w in able})
+        summaries = self._with_traces(summaries, rings, recorders, {w.rank: w.pid for w in able})
         files: list[EvidenceFile] = []
         folder = self._folder / incident
         try:
@@ -118,9 +120,13 @@ class EvidenceFiles:
         )
 
     def _with_traces(
-        self, summaries: list[RankSummary], rings: dict[Rank, bytes], living: dict[Rank, int]
+        self,
+        summaries: list[RankSummary],
+        rings: dict[Rank, bytes],
+        recorders: dict[Rank, bytes],
+        living: dict[Rank, int],
     ) -> list[RankSummary]:
-        """Add what the rings say; a ring that makes no sense is said to be missing."""
+        """Add what the rings say, or NCCL's recorder; a ring that makes no sense is said to be missing."""
         views: dict[Rank, RingView] = {}
         facts = {}
         for place, summary in enumerate(summaries):
@@ -140,6 +146,8 @@ class EvidenceFiles:
                 drained=drained_groups([(g.group, g.enqueued, g.completed) for g in summary.groups] if stuck else ()),
             )
         traces, memberships = reduce_rings(self._host, views, facts)
+        if not traces:
+            traces, memberships = reduce_recorders(self._host, {r: b for r, b in recorders.items() if b}, facts)
         first = min(traces, default=None)
         return [
             replace(summary, trace=traces.get(summary.rank), memberships=memberships if summary.rank == first else ())
@@ -186,7 +194,7 @@ def _ask_all(worker: Worker) -> _Answers:
         return _Answers(alive=alive, python=Answer(), recorder=Answer())
     return _Answers(
         alive=alive,
-        recorder=ask(path, "fr_trace_json", timeout_s=_RECORDER_S),
+        recorder=ask_recorder(path, timeout_s=_RECORDER_S),
         python=_ask_python(worker, path),
     )
 

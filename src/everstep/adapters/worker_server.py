@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from everstep.domain.evidence import GroupCounts
 from everstep.domain.ids import Rank
 
+_NCCL_RECORDER = "dump_nccl_trace_json?includecollectives=true&onlyactive=false"
+"""Registered by builds with CUDA alone; parameters it does not know are refused with 400."""
+
 
 class _UnixConnection(http.client.HTTPConnection):
     def __init__(self, path: str, timeout_s: float) -> None:
@@ -44,6 +47,27 @@ def ask(path: str, handler: str, *, timeout_s: float) -> Answer:
     if response.status != http.client.OK:
         return Answer(problem=f"{handler}: HTTP {response.status}")
     return Answer(body=body)
+
+
+def ask_recorder(path: str, *, timeout_s: float) -> Answer:
+    """PyTorch's flight recorder in JSON: NCCL's where this build has one that recorded anything, else the CPU's.
+
+    They are two recorders behind two handlers. JSON leaves stacks out, whose symbols need the GIL: so it is answered
+    while that is held.
+    """
+    nccl = ask(path, _NCCL_RECORDER, timeout_s=timeout_s)
+    if not nccl.problem and _holds_anything(nccl.body):
+        return nccl
+    cpu = ask(path, "fr_trace_json", timeout_s=timeout_s)
+    return nccl if cpu.problem and not nccl.problem else cpu
+
+
+def _holds_anything(recorder_json: bytes) -> bool:
+    try:
+        dump = json.loads(recorder_json)
+        return bool(dump.get("entries") or dump.get("pg_status"))
+    except (ValueError, AttributeError):
+        return False
 
 
 def group_counts(recorder_json: bytes) -> tuple[GroupCounts, ...]:

@@ -280,6 +280,8 @@ def reduce_dump(
     active += [channel.order for channel in channels if channel.order >= 0]
     if scan.gloo and not active and _in_something(dump) and host_state is HostState.UNKNOWN:
         host_state = HostState.IN_OPERATION
+    if active and not scan.gloo and host_state is HostState.ELSEWHERE:
+        host_state = HostState.UNKNOWN  # a host that waits for its GPU stands anywhere
     return RankTrace(
         rank=rank,
         host=host,
