@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.worker.conftest import lab, launcher  # noqa: F401
-from tests.worker.peer_hosts import MB, TWO, Cluster, SimulatedHost, save, steps, wait_for
+from tests.worker.peer_hosts import MB, TWO, Cluster, SimulatedHost, complete, save, steps, wait_for
 
 pytestmark = pytest.mark.e2e
 TRAININGS = {
@@ -68,6 +68,26 @@ def test_savers_killed_in_the_middle_of_transfers_never_cost_a_copy_that_all_had
             for name in killed:
                 cluster.hosts[name].start()
             wait_for(lambda step=step: steps(cluster)[-1:] == [step], f"copies of step {step}; {cluster.errors()}")
+    assert "defect" not in cluster.errors()
+
+
+def test_savers_killed_while_a_lost_host_is_brought_back_only_delay_it(tmp_path: Path) -> None:
+    chance = random.Random(int(os.environ.get("EVERSTEP_FUZZ_SEED", "5")))
+    with Cluster(tmp_path, {"a": (0, 1), "b": (2, 3), "c": (4, 5)}) as cluster:
+        cluster.tell()
+        save(cluster, 1, slot=1, size=16 * MB)
+        wait_for(lambda: steps(cluster) == [1], f"copies of step 1; {cluster.errors()}")
+        for lost, killed in (("b", "c"), ("a", "b"), ("c", "c")):
+            cluster.hosts[lost].lose()
+            cluster.hosts[lost].come_up()
+            cluster.tell(restoring=True)
+            time.sleep(0.3 * chance.random())  # some time in the restore
+            cluster.hosts[killed].kill()
+            cluster.hosts[killed].start()
+            cluster.wait_ready()
+            for rank in range(6):
+                assert [v.step for v in complete(Path(cluster.memories()[rank]), rank)] == [1]
+            wait_for(lambda: steps(cluster) == [1], f"copies on all hosts again; {cluster.errors()}")
     assert "defect" not in cluster.errors()
 
 

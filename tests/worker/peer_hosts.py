@@ -183,6 +183,10 @@ class Cluster:
     def restore(self) -> list[Readiness]:
         """What a launcher does before each attempt."""
         self.tell(restoring=True)
+        return self.wait_ready()
+
+    def wait_ready(self) -> list[Readiness]:
+        """Until every host says that the ranks may start."""
 
         def all_ready() -> bool:
             found = [host.ready() for host in self.hosts.values()]

@@ -45,6 +45,7 @@ class HostReport:
         copies: what it keeps beside them, of its own ranks and of others.
         failed: the version that it could not copy.
         restored: the generation whose plan it has carried out.
+        missing: shards of that plan that it could not bring in.
     """
 
     host: str
@@ -53,6 +54,7 @@ class HostReport:
     copies: tuple[HeldShard, ...] = ()
     failed: Version | None = None
     restored: int = 0
+    missing: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -36,6 +36,7 @@ class Board:
         self._word: Word | None = None
         self.failed: Version | None = None
         self.restored = _NEVER
+        self.missing: tuple[int, ...] = ()
 
     @property
     def roster(self) -> PeerRoster | None:

@@ -159,6 +159,7 @@ class Mover:
         self._has_foreign_files = True
         began_s = time.monotonic()
         mine = [item for item in plan.fetches if item.target == roster.host]
+        missing = []
         for item in mine:
             assert plan.version is not None
             for attempt in range(_TRIES_MAX):
@@ -169,6 +170,7 @@ class Mover:
                     if self._board.roster != roster or self._is_closing.wait(_RETRY_S):
                         return
                     if attempt == _TRIES_MAX - 1:
+                        missing.append(item.shard)
                         _log.warning(
                             "everstep could not bring back rank %d from %s: %s", item.shard, item.source, problem
                         )
@@ -179,10 +181,11 @@ class Mover:
                 "everstep: host %s has step %d of %d ranks in memory again, from %s, in %.2f s",
                 roster.host,
                 plan.version.step,
-                len(mine),
+                len(mine) - len(missing),
                 names,
                 took_s,
             )
+        self._board.missing = tuple(missing)
         self._board.restored = roster.generation
 
     def _bring(self, roster: PeerRoster, credentials: Credentials, item: Fetch, version: Version) -> None:

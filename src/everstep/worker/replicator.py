@@ -94,6 +94,7 @@ class Replicator:
             copies=self._held(self._stores.copies, tuple(ranks_present(self._stores.copies.folder))),
             failed=self._board.failed,
             restored=self._board.restored,
+            missing=self._board.missing,
         )
         members = members_of(roster)
         leads = members.leader == roster.host
@@ -168,8 +169,11 @@ class Replicator:
         if any(host not in reports or reports[host].restored != roster.generation for host in roster.ranks):
             return
         self._ready_told = roster.generation
-        step = word.plan.version.step if word.plan.version else None
-        write_readiness(self._folder, Readiness(generation=roster.generation, step=step, reasons=word.plan.reasons))
+        lacking = [f"host {host} lacks rank {n}" for host in roster.ranks for n in reports[host].missing]
+        step = word.plan.version.step if word.plan.version and not lacking else None
+        write_readiness(
+            self._folder, Readiness(generation=roster.generation, step=step, reasons=(*word.plan.reasons, *lacking))
+        )
 
     def _tell_once(self, problem: str) -> None:
         if problem != self._told:
