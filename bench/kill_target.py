@@ -21,7 +21,7 @@ def main() -> None:
     model = DistributedDataParallel(net)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.001)
     torch.manual_seed(100 + dist.get_rank())
-    run = attach(model=model, optimizer=optimizer, save_every_s=0.2)
+    run = attach(model=model, optimizer=optimizer, save_every_s=0.2, save_within_s=0.2)
     for batch in run.steps([torch.randn(64, 512) for _ in range(16)], until=steps):
         model(batch).square().mean().backward()
         optimizer.step()

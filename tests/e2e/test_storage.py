@@ -6,10 +6,12 @@ import os
 import shutil
 import signal
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.e2e.jobs import SCRIPTS, bodies, latest_workers, run, started, wait_for
+from tests.e2e import jobs
+from tests.e2e.jobs import SCRIPTS, bodies, latest_workers, run, started
 from tests.storage.faulty import FaultyStorage
 
 from everstep.domain.errors import EverstepError, ExitCode
@@ -30,6 +32,10 @@ SCRIPT = str(SCRIPTS / "train_slowly.py")
 
 def arguments(folder: Path, steps: int, every_s: float = 0.3, step_s: float = 0.02) -> list[str]:
     return ["--nproc-per-node", "2", SCRIPT, str(steps), str(folder / "digest"), str(every_s), str(step_s)]
+
+
+def wait_for(condition: Callable[[], object], what: str) -> None:
+    jobs.wait_for(condition, what, within_s=90)  # a start from a cold disk on a busy machine is in it
 
 
 def found(folder: Path, kind: type) -> list:
@@ -66,16 +72,16 @@ def test_a_hung_disk_slows_no_step_blocks_no_restart_and_is_told_of_while_it_han
         wait_for(lambda: found(folder, CheckpointDelayed), "a word about the disk")
         durable, steps = complete_steps(folder / "checkpoints")[0], len(step_ends(folder))
         [told] = found(folder, CheckpointDelayed)
-        assert 10 <= told.waited_s < 12
+        assert 10 <= told.waited_s < 15
         assert "has not answered" in told.reason
         assert steps > durable + 300  # it trained on meanwhile
         os.kill(latest_workers(folder).pids[1], signal.SIGKILL)
-        wait_for(lambda: found(folder, CheckpointRestored), "a resume while the disk hangs", within_s=25)
+        wait_for(lambda: found(folder, CheckpointRestored), "a resume while the disk hangs")
         [resumed] = found(folder, CheckpointRestored)
         assert (resumed.path, resumed.step > steps - 50) == ("memory", True)
         disk.heal()
         wait_for(lambda: saved(folder) > resumed.step, "durability to come back")
-        assert job.wait(60) == ExitCode.DONE
+        assert job.wait(90) == ExitCode.DONE
         assert job.stderr is not None
         words = job.stderr.read()
     assert "is not durable yet: the disk has not answered for 10 s; training goes on" in words
@@ -83,7 +89,8 @@ def test_a_hung_disk_slows_no_step_blocks_no_restart_and_is_told_of_while_it_han
     assert not found(folder, StallSuspected)
     assert (tmp_path / "digest").read_text() == expected
     ends = step_ends(folder)
-    assert pace_s(ends[before:steps]) < pace_s(ends[:before]) * 1.3
+    assert pace_s(ends[before:steps]) < pace_s(ends[:before]) * 1.5
+    assert max(later - sooner for sooner, later in itertools.pairwise(ends[before:steps])) < 5  # of 10 s and more
 
 
 def test_a_full_failing_read_only_or_removed_folder_is_told_of_and_saved_to_again_once_it_works(tmp_path: Path) -> None:
@@ -111,7 +118,7 @@ def test_a_full_failing_read_only_or_removed_folder_is_told_of_and_saved_to_agai
         last = saved(folder)
         wait_for(lambda: saved(folder) > last, "durability after the resume")
         job.send_signal(signal.SIGTERM)
-        assert job.wait(30) == ExitCode.PREEMPTED
+        assert job.wait(60) == ExitCode.PREEMPTED
     assert not list((folder / "checkpoints").glob(".*"))
 
 
@@ -123,7 +130,7 @@ def test_a_run_on_another_host_goes_on_from_the_mirror(tmp_path: Path) -> None:
     with started(first, *mirror, *arguments(tmp_path, 300)) as job:
         wait_for(lambda: len(found(first, CheckpointMirrored)) >= 2, "two steps in the mirror")
         job.send_signal(signal.SIGTERM)
-        assert job.wait(30) == ExitCode.PREEMPTED
+        assert job.wait(60) == ExitCode.PREEMPTED
     newest = complete_steps(first / "checkpoints")[0]  # saved by the stop itself
     assert newest > found(first, CheckpointMirrored)[-1].step - 1
     shutil.rmtree(first)

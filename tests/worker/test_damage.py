@@ -128,8 +128,9 @@ def test_no_damage_to_any_tier_is_ever_loaded_and_the_best_of_what_is_left_is(ke
     while count < DAMAGE_COUNT:
         folder = tmp_path / "round"
         shutil.copytree(kept, folder)
-        files = [p for p in folder.rglob("*") if p.is_file() and p.suffix in {".pt", ".distcp", ".headers", ".json"}]
-        files = [p for p in files if p.name != "job.json"]
+        kinds = {".pt", ".distcp", ".headers", ".json", ""}
+        files = [p for p in folder.rglob("*") if p.is_file() and p.suffix in kinds]
+        files = [p for p in files if p.name not in {"job.json", "plan", "saver"} and "stop-" not in p.name]
         for _ in range(chance.randint(1, 8)):
             path = chance.choice([p for p in files if p.exists() and p.stat().st_size])
             chance.choice(DAMAGES)(path, chance)

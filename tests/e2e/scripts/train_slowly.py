@@ -18,7 +18,7 @@ def main() -> None:
     torch.manual_seed(1)
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 4)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    run = attach(model=model, optimizer=optimizer, save_every_s=every_s)
+    run = attach(model=model, optimizer=optimizer, save_every_s=every_s, save_within_s=every_s)
     for batch in run.steps([torch.randn(4, 32) for _ in range(8)], until=steps):
         model(batch).square().mean().backward()
         optimizer.step()
