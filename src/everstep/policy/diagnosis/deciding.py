@@ -168,7 +168,7 @@ def _verdict(situation: Situation, waits: Waits, findings: list[Finding], missin
     distance = blocked_by(waits, nodes, backward(waits))
     inside = {situation.index[rank] for rank in suspects if rank in situation.index}
     victims = [
-        node for node, steps in distance.items() if steps > 0 and node < waits.first_stuck and node not in inside
+        node for node, steps in distance.items() if steps > 0 and node < len(situation.traces) and node not in inside
     ]
     arrows, left_out = waiting_arrows(waits, distance, {node for one in joined if one.ranks for node in one.nodes})
     seen = len(situation.traces)
