@@ -72,6 +72,15 @@ def write_roster(folder: Path, roster: PeerRoster) -> None:
     _replace(folder / ROSTER_NAME, msgspec.json.encode(roster))
 
 
+def roster_stamp(folder: Path) -> tuple[int, int]:
+    """Another one for another roster; cheap to ask for."""
+    try:
+        found = (folder / ROSTER_NAME).stat()
+    except OSError:
+        return 0, 0
+    return found.st_ino, found.st_mtime_ns
+
+
 def read_roster(folder: Path) -> PeerRoster | None:
     """The roster; None while there is none.
 

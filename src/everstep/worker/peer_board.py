@@ -73,8 +73,9 @@ class Board:
     def lead(self, word: Word | None) -> None:
         """The leader's own word; others hear it with the next news."""
         with self._changed:
-            self._word = word
-            self._changed.notify_all()
+            if word != self._word:
+                self._word = word
+                self._changed.notify_all()
 
     def hear(self, host: str, news: News | None) -> None:
         """What another host says; None when it does not answer."""

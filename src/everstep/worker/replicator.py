@@ -25,6 +25,7 @@ from everstep.adapters.peer_files import (
     read_address,
     read_readiness,
     read_roster,
+    roster_stamp,
     write_address,
     write_readiness,
 )
@@ -63,6 +64,7 @@ class Replicator:
         self._watches: dict[str, Watch] = {}
         self._credentials: Credentials | None = None
         self._plans: dict[str, SavePlan] = {}
+        self._roster_stamp = 0, 0
         self._told = ""
         self._ready_told = 0
         if (ready := read_readiness(folder)) is not None:
@@ -117,6 +119,8 @@ class Replicator:
         self._service.close(within_s=_CLOSED_WITHIN_S)
 
     def _follow_roster(self) -> None:
+        if (stamp := roster_stamp(self._folder)) == self._roster_stamp:
+            return
         try:
             roster = read_roster(self._folder)
             if roster is None or roster == self._board.roster:
@@ -129,6 +133,7 @@ class Replicator:
         if roster.host not in roster.ranks or not any(0 in ranks for ranks in roster.ranks.values()):
             self._tell_once("the roster of hosts names no ranks of this one, or no rank 0")
             return
+        self._roster_stamp = stamp
         self._board.follow(roster, self._credentials)
         self._service.admit(self._credentials)
         peers = {host: address for host, address in roster.addresses.items() if host != roster.host}
