@@ -159,6 +159,8 @@ def _versions(tensors: Sequence[Tensor]) -> list[int]:
 
 def _side_stream(tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
     """Where tensors are on a GPU, a stream that copies beside training, from what training has done so far."""
+    if not torch.cuda.is_initialized():
+        return contextlib.nullcontext()
     device = next((tensor.device for tensor in tensors if tensor.device.type == "cuda"), None)
     if device is None:
         return contextlib.nullcontext()

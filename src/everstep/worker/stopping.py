@@ -71,9 +71,9 @@ class Stopping:
         return 0 < announced <= step
 
     def begin_save(self, step: int) -> bool:
-        """Whether all ranks can save `step`: it is the one that was announced. From here on only the agent kills."""
-        self._leaving = True
-        return step == self._page.announced()
+        """Whether all ranks can save `step`: it is the one that was announced. Until `leave`, only the agent kills."""
+        self._leaving = step == self._page.announced()
+        return self._leaving
 
     def patience_s(self) -> float:
         """For how long it makes sense to wait for something that others do in a step."""
@@ -85,6 +85,7 @@ class Stopping:
             for stream in (sys.stdout, sys.stderr):
                 stream.flush()
             _die()
+        self._leaving = False
 
     def _serve(self, read_end: int) -> None:
         """Wait for SIGTERM, beside a training that may hang in a collective; end the process if no step ends."""
