@@ -68,6 +68,11 @@ def test_modules_of_the_scripts_own_folder_are_read_and_not_imported(tmp_path: P
     assert names(imports_of_script(tmp_path / "train.py")) == ["wave", "html.parser", "csv"]
 
 
+def test_a_script_that_compiles_wants_the_compiler(tmp_path: Path) -> None:
+    write(tmp_path, {"train.py": "import model\nimport wave\n", "model.py": "def f(m):\n    return torch.compile(m)\n"})
+    assert names(imports_of_script(tmp_path / "train.py")) == ["wave", "torch._inductor.compile_fx"]
+
+
 def test_a_module_that_m_runs_is_found_without_importing_its_package(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
