@@ -266,7 +266,10 @@ def measure_pace(spec: dict[str, Any], training: Training, directory: Path) -> l
 
 
 def measure_restore(spec: dict[str, Any], training: Training, directory: Path) -> list[dict[str, float]]:
-    """What an attempt does to come back: elect, test, map, copy."""
+    """What an attempt does to come back: elect, read and test into live tensors, hand over.
+
+    `is_fresh`: the optimizer has no state yet, as in a new process; else its memory is there.
+    """
     from everstep.worker.checkpoint_restore import Restoring
     from everstep.worker.observer import current
     from everstep.worker.ranks import Ranks
@@ -277,19 +280,40 @@ def measure_restore(spec: dict[str, Any], training: Training, directory: Path) -
     size = local_bytes(training)
     state = TrainingState(model=training.model, optimizer=training.optimizer, scheduler=None, extra={})
     memory = Path(spec["memory"]) if spec["source"] == "memory" else None
+    mine = "*" if spec["kind"] == "ddp" else f"__{dist.get_rank()}_0"
+    files = sorted(next(directory.glob("step-*")).glob(f"{mine}.distcp")) if memory is None else []
+
+    def restore() -> None:
+        assert Restoring(state, directory, memory, ranks, current(), 1).run() is not None
+
     for _ in range(spec["rounds"]):
-        copy_s = memcpy_s(size)
-        parts_s: dict[str, float] = {}
-
-        def restore(parts_s: dict[str, float] = parts_s) -> None:
-            began_s = time.perf_counter()
-            restored = Restoring(directory, memory, ranks, current(), 1).run()
-            assert restored is not None
-            parts_s["read_s"] = time.perf_counter() - began_s
-            state.put_back(restored.parts, keep=False)
-
-        rows.append({"restore_s": timed(restore), "memcpy_s": copy_s, "bytes": size, **parts_s})
+        row = {"memcpy_s": memcpy_s(size), "bytes": float(size)}
+        if memory is None:
+            drop_from_cache(files)
+            row["cold_read_s"] = timed(lambda: read_plainly(files))
+            drop_from_cache(files)
+        if spec["is_fresh"]:
+            training.optimizer.state.clear()
+        row["restore_s"] = timed(restore)
+        rows.append(row)
     return rows
+
+
+def drop_from_cache(files: list[Path]) -> None:
+    for path in files:
+        with path.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    dist.barrier()
+
+
+def read_plainly(files: list[Path]) -> None:
+    """One after the other, into a buffer that is used again."""
+    buffer = bytearray(8 << 20)
+    for path in files:
+        with path.open("rb", buffering=0) as file:
+            while file.readinto(buffer):
+                pass
 
 
 def main() -> None:

@@ -15,6 +15,7 @@ from everstep.worker.frame import dtype_named
 from everstep.worker.landing import Landing
 from everstep.worker.layout import Layout
 from everstep.worker.pieces import Live
+from everstep.worker.ranks import Ranks
 from everstep.worker.read_plan import Index, Part, run_in
 from everstep.worker.reading import Segment, Source, read_into
 from everstep.worker.state import OWN, TrainingState
@@ -24,13 +25,13 @@ class Reading:
     """Call `take_rest`, `prepare`, `read` for each shard that it names, and `settle`.
 
     Args:
-        rank: of this process.
+        ranks: this process's place among how many.
     """
 
-    def __init__(self, state: TrainingState, manifest: Manifest, rank: int, beat: Callable[[], None]) -> None:
+    def __init__(self, state: TrainingState, manifest: Manifest, ranks: Ranks, beat: Callable[[], None]) -> None:
         self._state = state
         self._manifest = manifest
-        self._rank = rank
+        self._rank, self._world_size = ranks.rank, ranks.world_size
         self._beat = beat
         self._small: dict[str, Any] = {}
         self._landing: Landing | None = None
@@ -87,7 +88,7 @@ class Reading:
         assert self._landing is not None
         self._plan.finish()
         own: dict[str, Any] = self._small[OWN]
-        if self._rank >= self._manifest.world_size:  # a new rank: its gradients are nobody's, its chance a new course
+        if self._world_size != self._manifest.world_size:  # gradients that wait are of the other shards
             own = {**own, "gradients": dict.fromkeys(own["gradients"])}
         self._landing.settle({**self._small, OWN: own})
         return own

@@ -136,7 +136,7 @@ class Restoring:
                         retryable=True,
                     )
                 return None
-            reading = Reading(self._state, choice.manifest, self._ranks.rank, self._observer.beat)
+            reading = Reading(self._state, choice.manifest, self._ranks, self._observer.beat)
             problems = self._read(reading, choice.manifest, choice.tiers)
             answer = msgspec.json.encode(_Answer(problems=problems, touched=reading.has_begun))
             answers = [msgspec.json.decode(word, type=_Answer) for word in self._ranks.gather(answer)]

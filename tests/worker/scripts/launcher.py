@@ -3,6 +3,7 @@
 Orders are JSON lines on stdin: {"start": spec} answers with pids, {"wait": true} with exit codes.
 """
 
+import importlib
 import json
 import os
 import random
@@ -17,7 +18,6 @@ import torch.distributed.fsdp
 import torch.distributed.tensor
 
 sys.path.insert(0, str(Path(__file__).parent))
-import train
 
 torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # a second, hidden import
 
@@ -48,7 +48,7 @@ def start_rank(spec: dict, rank: int, port: int) -> int:
             limit = spec["file_limit"]
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         random.seed(rank)
-        train.main(spec)
+        importlib.import_module(spec.get("module", "train")).main(spec)
         code = 0
     except BaseException:  # outermost frame
         traceback.print_exc()
