@@ -13,7 +13,7 @@ from bench.figures import Bar, Outcome, left_behind_notes, median, spread
 from bench.jobs import WORLD_SIZE, Disappearance, Job, JobError
 from bench.machine import load1
 
-LIMIT_S = 2.0
+LIMIT_S = 1.0
 RATIO_MIN = 6.0
 STEPS_BEFORE = 40
 RECOVER_WITHIN_S = 120.0
