@@ -348,3 +348,17 @@ def test_at_the_end_a_store_gets_its_time_however_long_ago_it_last_moved(
     settle(uploader)
     assert time.monotonic() - began_s >= 0.3
     assert uploader.mirrored < 0
+
+
+def test_a_disk_that_takes_no_links_is_uploaded_from_in_place(
+    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    save(directory, 10)
+    monkeypatch.setattr(os, "link", refuse)
+    mirror = Mirror(ObjectStore(f"file://{tmp_path}/store"))
+    mirror.upload(directory, 10)
+    assert complete(mirror) == [10]
+    assert [path.name for path in directory.iterdir()] == ["step-00000010"]

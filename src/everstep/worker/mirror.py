@@ -212,16 +212,16 @@ def _held(folder: Path) -> Iterator[Path]:
     """The same files under another name, so that retention on disk does not take them away during a slow upload."""
     held = folder.parent / f"{HELD}{folder.name}"
     shutil.rmtree(held, ignore_errors=True)
-    held.mkdir()
     try:
         try:
+            held.mkdir()
             for name in _files(folder):
                 (held / name).parent.mkdir(parents=True, exist_ok=True)
                 os.link(folder / name, held / name)
         except OSError:
             if not folder.is_dir():
                 raise
-            yield folder  # no links on this file system: a step that is pruned meanwhile is given up
+            yield folder  # no links here, or nothing may be written: a step that is pruned meanwhile is given up
         else:
             yield held
     finally:
