@@ -9,6 +9,7 @@ import pytest
 
 from everstep.adapters.progress_page import PageReader, create_page
 from everstep.adapters.worker_environment import WorkerPaths
+from everstep.domain.errors import ConfigError
 from everstep.worker import storage_listing, storage_watch
 from everstep.worker.checkpoint_manifest import Manifest
 from everstep.worker.observer import Observer
@@ -101,3 +102,16 @@ def test_an_error_of_storage_comes_back_to_who_asked() -> None:
     assert answer.is_there(5.0)
     with pytest.raises(OSError, match="Input/output error"):
         answer.get()
+
+
+def test_a_disk_that_cannot_be_listed_ends_a_start_only_where_memory_cannot_do_without_it(
+    observer: Observer, tmp_path: Path
+) -> None:
+    def look() -> list[Manifest]:
+        raise OSError(5, "Input/output error")
+
+    listing = StorageListing(tmp_path, observer, 3)
+    assert listing.ask(look, 70) == []
+    assert "Input/output error; resuming from memory" in str(wait_for(tmp_path, 1)[0]["reason"])
+    with pytest.raises(ConfigError, match="cannot be listed: Input/output error"):
+        listing.ask(look, None)

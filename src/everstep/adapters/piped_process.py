@@ -88,7 +88,7 @@ class PipedProcess:
             try:
                 self._process.wait(min(_TELL_EVERY_S, max(left_s, 0.0)))
             except subprocess.TimeoutExpired:
-                if left_s <= 0:
+                if left_s <= _TELL_EVERY_S:
                     _log.warning("%s; process %d goes on by itself until it is", what, self.pid)
                     return False
                 waited_s = time.monotonic() - started_s
