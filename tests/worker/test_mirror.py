@@ -189,6 +189,15 @@ def test_the_uploader_brings_the_newest_prunes_and_tells(directory: Path, tmp_pa
     assert [(kind, body["step"]) for kind, body in notes(tmp_path)] == [("CheckpointMirrored", 30)]
 
 
+def test_a_look_from_before_the_end_of_the_job_is_not_the_last_one(directory: Path, tmp_path: Path) -> None:
+    uploader = Uploader(order(directory, tmp_path))
+    uploader.turn()  # begins to look, and finds nothing
+    time.sleep(0.2)
+    save(directory, 10)
+    settle(uploader)
+    assert uploader.mirrored == 10
+
+
 def test_the_uploader_follows_a_script_that_chose_its_own_directory(directory: Path, tmp_path: Path) -> None:
     save(tmp_path / "own", 10)
     (directory / ELSEWHERE).write_text(f"{tmp_path / 'own'}\n")

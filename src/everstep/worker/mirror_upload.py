@@ -79,8 +79,8 @@ class Uploader:
                 self._tell_lag()
                 return closing and self._has_given_up(now_s)
             answer, self._answer = self._answer, None
-            if self._take(answer) and closing:
-                return True
+            if self._take(answer) and closing and answer.asked_s >= self._closing_since_s:
+                return True  # an earlier look may have missed the last step
         elif now_s >= self._next_s or (closing and not self._failed_in_a_row):
             self._answer = Answer(self._work, name="mirror")
         self._tell_lag()
