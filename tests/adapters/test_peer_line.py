@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -177,14 +178,27 @@ def test_credentials_are_for_their_owner_alone(folder: Path, tmp_path: Path) -> 
 
 
 def test_lines_to_other_machines_are_never_in_the_clear(tmp_path: Path) -> None:
-    roster = PeerRoster(generation=1, host="a", addresses={"a": "127.0.0.1:1"}, ranks={"a": (0,)}, encrypted=False)
+    about: dict[str, Any] = {"generation": 1, "host": "a", "ranks": {"a": (0,)}, "encrypted": False}
+    roster = PeerRoster(addresses={"a": "127.0.0.1:1"}, **about)
     write_roster(tmp_path, roster)
     assert read_roster(tmp_path) == roster
-    write_roster(
-        tmp_path, PeerRoster(**{**{f: getattr(roster, f) for f in roster.__slots__}, "addresses": {"a": "10.0.0.1:1"}})
-    )
+    with pytest.raises(ConfigError, match="only encrypted"):
+        PeerRoster(addresses={"a": "10.0.0.1:1"}, **about)
+    (tmp_path / "peers.json").write_bytes((tmp_path / "peers.json").read_bytes().replace(b"127.0.0.1", b"10.0.0.1"))
     with pytest.raises(ConfigError, match="only encrypted"):
         read_roster(tmp_path)
+    (tmp_path / "peers.json").write_bytes(b"{}")
+    with pytest.raises(EvidenceError, match="malformed"):
+        read_roster(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"host": "b"}, {"ranks": {"a": (1,)}}, {"addresses": {}}, {"bytes_per_s": 10.0}], ids=str
+)
+def test_a_roster_that_cannot_be_followed_says_what_it_lacks(wrong: dict[str, Any]) -> None:
+    about = {"generation": 1, "host": "a", "ranks": {"a": (0,)}, "addresses": {"a": "127.0.0.1:1"}}
+    with pytest.raises(ConfigError):
+        PeerRoster(**{**about, **wrong})
 
 
 def test_all_lines_together_keep_the_pace() -> None:

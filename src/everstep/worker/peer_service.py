@@ -17,7 +17,7 @@ import msgspec
 
 from everstep.adapters.memory_slots import FACTS_BYTES_MAX, SLOT_COUNT, SavePlan, SlotHeader
 from everstep.adapters.peer_line import Credentials, Line, Pace, answer, connect
-from everstep.domain.errors import EvidenceError
+from everstep.domain.errors import EvidenceError, WorldError
 from everstep.policy.replication import HostReport, Version, Word
 from everstep.worker.shard_store import PIECE_BYTES, Fill, ShardStore
 
@@ -137,7 +137,7 @@ class PeerService:
             with contextlib.suppress(OSError), answer(connection, credentials) as line:
                 while not self._is_closing.is_set():
                     self._answer_one(line)
-        except EvidenceError as stranger:
+        except (EvidenceError, WorldError) as stranger:
             self._turned_away += 1
             if self._turned_away == 1:
                 _log.warning("everstep turns away a line to its saver: %s", stranger)

@@ -130,9 +130,6 @@ class Replicator:
         except (EvidenceError, ConfigError, WorldError) as problem:
             self._tell_once(str(problem))
             return
-        if roster.host not in roster.ranks or not any(0 in ranks for ranks in roster.ranks.values()):
-            self._tell_once("the roster of hosts names no ranks of this one, or no rank 0")
-            return
         self._roster_stamp = stamp
         self._board.follow(roster, self._credentials)
         self._service.admit(self._credentials)
