@@ -6,12 +6,15 @@ from typing import NamedTuple
 
 import pytest
 
-from everstep.adapters.operation_names import OPERATIONS
+from everstep.adapters.operation_names import OPERATIONS, REDUCE_OPS
 from everstep.adapters.operation_ring import RingGroup, RingReader, RingWriter, TextKind, create_ring
 from everstep.adapters.ring_trace import RankFacts, drained_groups, reduce_rings
 from everstep.domain.evidence import Frame, ProcessState
 from everstep.domain.ids import HostId, Rank
-from everstep.domain.recorder import ChannelTrace, HostState, OpState, RankTrace
+from everstep.domain.recorder import ChannelTrace, HostState, Membership, OpState, RankTrace
+from everstep.domain.verdicts import Trouble
+from everstep.policy.diagnosis import diagnose
+from everstep.policy.trace_summary import identity_of
 
 WORLD = RingGroup(name="0", description="default_pg", ranks=(Rank(0), Rank(1)), created=1)
 IN_TORCH = (Frame(file="/x/torch/distributed/distributed_c10d.py", line=1, function="recv"),)
@@ -23,6 +26,7 @@ class Op(NamedTuple):
     seq: int
     peer: int = -1
     done: bool = True
+    reduces: str = ""
 
 
 class Host:
@@ -40,7 +44,8 @@ class Host:
         for op in operations:
             place = (1, op.seq, op.peer, 0)
             unseen = op.name == "reduce_scatter"
-            number = self._writers[rank].record(place, (OPERATIONS.index(op.name), 1, 0, unseen), (1, 8), (8,))
+            what = (OPERATIONS.index(op.name), 1, REDUCE_OPS.index(op.reduces), unseen)
+            number = self._writers[rank].record(place, what, (1, 8), (8,))
             if op.done and not unseen:
                 self._writers[rank].done(number)
 
@@ -87,6 +92,18 @@ def test_a_rank_waits_in_its_oldest_operation_that_has_not_ended(host: Host) -> 
         HostState.ELSEWHERE,
         -1,
     )
+
+
+def test_ranks_that_reduce_in_different_ways_do_not_match(host: Host) -> None:
+    host.write(0, Op("all_reduce", 1, reduces="sum", done=False))
+    host.write(1, Op("all_reduce", 1, reduces="max", done=False))
+    traces = host.traces()
+    assert [trace.groups[0].tail[0].signature for trace in traces] == [
+        "all_reduce sum of [8] float32",
+        "all_reduce max of [8] float32",
+    ]
+    verdict = diagnose(traces, [Membership(identity=identity_of(WORLD.ranks), ranks=WORLD.ranks)], moved=())
+    assert (verdict.trouble, verdict.suspects) == (Trouble.MISMATCH, WORLD.ranks)
 
 
 def test_a_message_that_both_ends_have_posted_is_through_though_nobody_waited_for_it(host: Host) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.adapters.operation_names import operation_name
+from everstep.adapters.operation_names import operation_name, reduce_name
 from everstep.adapters.operation_ring import RingView, parse_ring
 
 SCRIPT = Path(__file__).with_name("scripts") / "recorded.py"
@@ -16,7 +16,7 @@ SCRIPT = Path(__file__).with_name("scripts") / "recorded.py"
 def rings(tmp_path_factory: pytest.TempPathFactory) -> list[RingView]:
     folder = tmp_path_factory.mktemp("rings")
     ranks = [subprocess.Popen([sys.executable, str(SCRIPT), str(rank), str(folder)]) for rank in range(2)]
-    assert [rank.wait(60) for rank in ranks] == [0, 0]
+    assert [rank.wait(180) for rank in ranks] == [0, 0]
     return [parse_ring((folder / f"{rank}.ring").read_bytes()) for rank in range(2)]
 
 
@@ -52,6 +52,13 @@ def test_root_shape_and_place_are_recorded(rings: list[RingView]) -> None:
     broadcast = rings[0].records[1]
     assert (broadcast.peer, broadcast.dims, broadcast.numel) == (1, (16,), 16)
     assert f"{SCRIPT}:17 in communicate" in rings[0].sites[broadcast.site]
+
+
+def test_how_it_reduces_is_recorded(rings: list[RingView]) -> None:
+    ways = [(operation_name(record.kind), reduce_name(record.reduce_op)) for record in rings[0].records]
+    assert ways[:3] == [("all_reduce", "sum"), ("broadcast", ""), ("send", "")]
+    assert ("_reduce_scatter_base", "sum") in ways
+    assert [way for way in ways if way[0] == "all_reduce"][-1] == ("all_reduce", "max")
 
 
 def test_groups_carry_their_ordered_members(rings: list[RingView]) -> None:

@@ -28,6 +28,8 @@ DTYPES = (
     *("unknown", "float32", "float64", "float16", "bfloat16", "uint8", "int8", "int16", "int32", "int64", "bool"),
     *("complex64", "complex128", "float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64"),
 )
+REDUCE_OPS = ("", "sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
+"""By PyTorch's `RedOpType` plus 1; 0 for operations that reduce nothing."""
 
 
 def operation_name(code: int) -> str:
@@ -36,3 +38,7 @@ def operation_name(code: int) -> str:
 
 def dtype_name(code: int) -> str:
     return DTYPES[code] if code < len(DTYPES) else "unknown"
+
+
+def reduce_name(code: int) -> str:
+    return REDUCE_OPS[code] if code < len(REDUCE_OPS) else "unknown"

@@ -8,7 +8,14 @@ from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from everstep.adapters.operation_names import RECEIVE_ANY, SEND, SIZES_MAY_DIFFER, dtype_name, operation_name
+from everstep.adapters.operation_names import (
+    RECEIVE_ANY,
+    SEND,
+    SIZES_MAY_DIFFER,
+    dtype_name,
+    operation_name,
+    reduce_name,
+)
 from everstep.adapters.operation_ring import RingGroup, RingRecord, RingView
 from everstep.domain.evidence import Frame, ProcessState
 from everstep.domain.ids import HostId, Rank
@@ -220,12 +227,14 @@ class _Reduction:
 
 
 def _signature(record: RingRecord, group: RingGroup) -> str:
-    """Equal on all members when the operation matches: name, root, sizes, dtype."""
+    """Equal on all members when the operation matches: name, reduce op, root, sizes, dtype."""
     name = operation_name(record.kind)
     if name.endswith("barrier"):
         return name
     root = f" root {_global(group, record.peer)}" if record.peer >= 0 else ""
-    if name in SIZES_MAY_DIFFER:
+    if record.reduce_op:
+        name = f"{name} {reduce_name(record.reduce_op)}"
+    if operation_name(record.kind) in SIZES_MAY_DIFFER:
         return f"{name} {dtype_name(record.dtype)}{root}"
     sizes = str(list(record.dims)) if record.tensors == 1 else f"{record.tensors} tensors, {record.numel} elements"
     return f"{name} of {sizes} {dtype_name(record.dtype)}{root}"

@@ -46,21 +46,22 @@ class _Shape:
     tensors: int
     group: int
     root: int = -1
+    reduce: int = -1
     unseen: bool = False
 
 
 _OPERATORS = {
-    "allreduce_": _Shape("all_reduce", 0, 1),
-    "allreduce_coalesced_": _Shape("all_reduce_coalesced", 0, 1),
+    "allreduce_": _Shape("all_reduce", 0, 1, reduce=2),
+    "allreduce_coalesced_": _Shape("all_reduce_coalesced", 0, 1, reduce=2),
     "broadcast_": _Shape("broadcast", 0, 1, root=2),
-    "reduce_": _Shape("reduce", 0, 1, root=3),
+    "reduce_": _Shape("reduce", 0, 1, root=3, reduce=2),
     "allgather_": _Shape("all_gather", 1, 2),
     "_allgather_base_": _Shape("_all_gather_base", 1, 2),
     "allgather_coalesced_": _Shape("all_gather_coalesced", 1, 2),
     "allgather_into_tensor_coalesced_": _Shape("all_gather_coalesced", 1, 2),
-    "reduce_scatter_": _Shape("reduce_scatter", 0, 2, unseen=True),
-    "_reduce_scatter_base_": _Shape("_reduce_scatter_base", 0, 2, unseen=True),
-    "reduce_scatter_tensor_coalesced_": _Shape("_reduce_scatter_base", 0, 2, unseen=True),
+    "reduce_scatter_": _Shape("reduce_scatter", 0, 2, reduce=3, unseen=True),
+    "_reduce_scatter_base_": _Shape("_reduce_scatter_base", 0, 2, reduce=3, unseen=True),
+    "reduce_scatter_tensor_coalesced_": _Shape("_reduce_scatter_base", 0, 2, reduce=3, unseen=True),
     "gather_": _Shape("gather", 1, 2, root=3),
     "scatter_": _Shape("scatter", 0, 2, root=3),
     "alltoall_": _Shape("all_to_all", 1, 2),
@@ -89,6 +90,7 @@ class OperationRecorder:
         self._own_code: dict[CodeType, bool] = {}
         self._outstanding: dict[int, Any] = {}
         self._creating: RingGroup | None = None
+        self._tells_reduce_op = True
         self._hold: library.Library | None = None
 
     def install(self) -> None:
@@ -152,10 +154,21 @@ class OperationRecorder:
             dims: tuple[int, ...] = first.shape if first is not None else ()
             dtype = _DTYPE_CODES.get(first.dtype, 0) if first is not None else 0
             place = (group, self._next(group, code, peer), peer, self._site(ring))
-            return ring.record(place, (code, dtype, 0, shape.unseen), (count, numel), dims)
+            reduce_op = self._reduce_op(args[shape.reduce]) if shape.reduce >= 0 else 0
+            return ring.record(place, (code, dtype, reduce_op, shape.unseen), (count, numel), dims)
         except Exception as error:  # outermost frame
             self._stop(error)
             return -1
+
+    def _reduce_op(self, boxed: Any) -> int:
+        """PyTorch's number of sum, average and so on, from 1; 0 where this build of PyTorch does not tell."""
+        if not self._tells_reduce_op:
+            return 0
+        try:
+            return int(boxed.op()) + 1
+        except (AttributeError, RuntimeError):
+            self._tells_reduce_op = False
+            return 0
 
     def _keep(self, number: int, result: Any, shape: _Shape) -> None:
         """Hold the work, to see later whether it has ended."""

@@ -24,7 +24,7 @@ def communicate(rank: int) -> None:
     dist.reduce_scatter_tensor(torch.empty(2), torch.ones(4))
     dist.all_gather_object([None, None], rank)
     with torch.inference_mode():
-        dist.all_reduce(torch.ones(5, dtype=torch.int64))
+        dist.all_reduce(torch.ones(5, dtype=torch.int64), op=dist.ReduceOp.MAX)
     side = dist.new_group([0, 1], group_desc="side")
     dist.monitored_barrier(side)
     assert torch.equal(x, torch.full((16,), 2.0))

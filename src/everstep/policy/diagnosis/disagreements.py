@@ -134,6 +134,8 @@ def _kind(culprit: GroupTrace, usual: GroupTrace, seq: int) -> tuple[Trouble, st
         return Trouble.EXTRA_COLLECTIVE, "issued a collective that no other rank has come to"
     if own.kind != other.kind:
         return Trouble.MISMATCH, "called another operation"
+    if own.signature.partition(" of ")[0] != other.signature.partition(" of ")[0] and " of " in own.signature:
+        return Trouble.MISMATCH, "reduced in another way"
     sizes = own.signature.rpartition(" ")[0] != other.signature.rpartition(" ")[0]
     return Trouble.MISMATCH, "gave another shape" if sizes else "gave another dtype"
 
