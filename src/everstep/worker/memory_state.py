@@ -4,7 +4,8 @@
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from operator import is_
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -42,9 +43,13 @@ class Bulk:
 
     def __init__(self, state: TrainingState, *, share: int, share_count: int, whole_optimizer: bool = False) -> None:
         self._state = state
-        self._watched: list[tuple[Any, Any, Tensor, Callable[[], int], int]] = []  # owner, key, tensor, where, address
+        self._places: list[tuple[Any, Any]] = []  # owner and key of each watched tensor
+        self._tensors: list[Tensor] = []
+        self._where: list[Callable[[], int]] = []
+        self._addresses: list[int] = []
         self._sizes: list[tuple[Any, int]] = []
         self._owners: dict[str, Any] = {}  # the optimizer's states by the names of their parameters
+        self._group_names: dict[int, list[str]] = {}
         self._whole_optimizer = False
         with torch.no_grad():
             state.reshard()
@@ -54,7 +59,8 @@ class Bulk:
                 if not whole_optimizer:
                     raise
                 self._whole_optimizer, states = True, {}
-                self._owners, self._watched, self._sizes = {}, [], []
+                self._owners, self._sizes = {}, []
+                self._places, self._tensors, self._where, self._addresses = [], [], [], []
             self._watch_modules()
             self._named = list(state.model.named_parameters())
             parameters = live_parameters(state.model)
@@ -85,9 +91,10 @@ class Bulk:
 
     def has_moved(self) -> bool:
         """Whether a tensor was replaced, added or taken away since."""
-        return any(len(owner) != size for owner, size in self._sizes) or any(
-            owner.get(key) is not tensor or where() != address for owner, key, tensor, where, address in self._watched
-        )
+        if any(len(owner) != size for owner, size in self._sizes):
+            return True
+        now = [owner.get(key) for owner, key in self._places]
+        return not all(map(is_, now, self._tensors)) or [where() for where in self._where] != self._addresses
 
     def capture(self) -> tuple[list[Tensor], dict[str, Any]]:
         """What to copy now, in the order of the file's tensors; and the small rest, to be written anew.
@@ -158,21 +165,29 @@ class Bulk:
         """The optimizer's numbers as PyTorch's `get_state_dict` names them."""
         if self._whole_optimizer:
             return {}
-        names = self._state.held.names()
         found: dict[Path, Any] = {}
         for number, group in enumerate(self._state.optimizer.param_groups):
             for key, value in group.items():
-                is_list = key == "params"
-                kept = [clean(names[id(parameter)]) for parameter in value] if is_list else plain(value, key)
+                kept = self._names_in(number, value) if key == "params" else plain(value, key)
                 found["optimizer", "param_groups", number, key] = kept
         for name, numbers in self._numbers().items():
             for key, value in numbers.items():
                 found[state_path(name, key)] = value
         return found
 
+    def _names_in(self, number: int, parameters: list[Tensor]) -> list[str]:
+        """The names of a group's parameters. They are looked up again where the group has another number of them."""
+        if len(self._group_names.get(number, ())) != len(parameters):
+            names = self._state.held.names()
+            self._group_names[number] = [clean(names[id(parameter)]) for parameter in parameters]
+        return self._group_names[number]
+
     def _watch(self, owner: Any, key: Any, value: Tensor) -> None:
         where = _place_of(value)
-        self._watched.append((owner, key, value, where, where()))
+        self._places.append((owner, key))
+        self._tensors.append(value)
+        self._where.append(where)
+        self._addresses.append(where())
 
     def _watch_modules(self) -> None:
         for module in self._state.model.modules():
@@ -230,7 +245,8 @@ def mapped(value: Any, change: Any) -> Any:
 def _place_of(value: Tensor) -> Callable[[], int]:
     """What says where a tensor's data lies now; for a DTensor, that of its local part."""
     if is_dtensor(value):
-        return lambda: int(cast("Any", value)._local_tensor.data_ptr())
+        sharded: Any = value
+        return lambda: int(sharded._local_tensor.data_ptr())  # the local tensor itself may be another one by then
     return value.data_ptr
 
 
