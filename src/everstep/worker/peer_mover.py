@@ -46,6 +46,7 @@ class Mover:
         self._is_closing = threading.Event()
         self._tries: dict[Version, int] = {}
         self._has_foreign_files = True
+        self._has_warned = False
         self._thread = threading.Thread(target=self._run, name="everstep-mover", daemon=True)
 
     def start(self) -> None:
@@ -108,7 +109,7 @@ class Mover:
                 _copy(self._stores.slots, rank, found, partial(copies.take, rank, slot, in_place=True))
         except EvidenceError as problem:
             self._board.failed = word.wanted
-            _log.warning("everstep does not copy step %d to other hosts: %s", word.wanted.step, problem)
+            self._warn(word.wanted, problem)
         finally:
             self._stores.pin.write(0)
         return True
@@ -131,6 +132,7 @@ class Mover:
             if not fetch(roster.addresses[owner], credentials, request, take, go_on):
                 raise EvidenceError(f"host {owner} does not have step {word.wanted.step} of rank {rank} any more")
             self._tries.clear()
+            self._has_warned = False
             return True
         return False
 
@@ -146,10 +148,16 @@ class Mover:
         self._tries[word.wanted] = self._tries.get(word.wanted, 0) + 1
         _log.debug("step %d: %s", word.wanted.step, problem)
         if self._tries[word.wanted] >= _TRIES_MAX:
-            _log.warning("everstep could not copy step %d: %s", word.wanted.step, problem)
+            self._warn(word.wanted, problem)
             self._tries.clear()
             self._board.failed = word.wanted
         self._is_closing.wait(_RETRY_S)
+
+    def _warn(self, version: Version, problem: Exception) -> None:
+        """Once, until something is copied again."""
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("everstep does not copy step %d to other hosts: %s", version.step, problem)
 
     # Before the ranks start.
 

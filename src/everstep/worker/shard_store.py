@@ -5,7 +5,6 @@ Both the ranks' memory slots and the copies that a host keeps lie in such folder
 
 import mmap
 import os
-import shutil
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -26,6 +25,7 @@ from everstep.adapters.memory_slots import (
 from everstep.domain.errors import EvidenceError
 from everstep.policy.checkpoints import SlotState
 from everstep.policy.replication import HeldShard, Version
+from everstep.worker.memory_room import room_bytes
 from everstep.worker.seal import BLOCK_BYTES, Seal
 
 PIECE_BYTES = 4 * BLOCK_BYTES
@@ -181,7 +181,7 @@ class ShardStore:
 
     def _check_room(self, path: Path, size: int) -> None:
         there = path.stat().st_size if path.exists() else 0
-        room = shutil.disk_usage(self.folder).free
+        room = room_bytes(self.folder)
         if size - there > room * _ROOM_SHARE:
             raise EvidenceError(
                 f"{path.name} would take {size / 1e9:.1f} GB, over half of the {room / 1e9:.1f} GB free"
