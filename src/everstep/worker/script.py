@@ -30,6 +30,8 @@ from everstep.worker.observer import Observer, current
 
 _STACKS_MODE = 0o600
 _GROUP_LOOK_S = 0.002
+_GROUP_LOOK_SHARE = 0.02
+"""Of the time that has passed, so that a script without a group costs nothing."""
 _GROUP_WITHIN_S = 120.0
 _keep_alive: list[object] = []
 """The stack file must live as long as the process."""
@@ -61,12 +63,15 @@ def _note_group(observer: Observer) -> None:
     """Say when the script's process group stands: nothing in PyTorch tells, so look often, and only at first."""
     import torch.distributed as dist
 
-    ends_s = time.monotonic() + _GROUP_WITHIN_S
-    while dist.is_available() and time.monotonic() < ends_s and not {"attached", "first_step"} & observer.notes.parts:
+    began_s = time.monotonic()
+    while dist.is_available() and not {"attached", "first_step"} & observer.notes.parts:
         if dist.is_initialized():
             observer.notes.part("group_ready")
             return
-        time.sleep(_GROUP_LOOK_S)
+        passed_s = time.monotonic() - began_s
+        if passed_s > _GROUP_WITHIN_S:
+            return
+        time.sleep(max(_GROUP_LOOK_S, passed_s * _GROUP_LOOK_SHARE))
 
 
 def _observe_torch(observer: Observer, paths: WorkerPaths) -> None:

@@ -40,6 +40,7 @@ _PRELOADS = (
     "torch",
     "torch._dynamo",
     "torch.distributed",
+    "torch.distributed.checkpoint",
     "torch.distributed.fsdp",
     "torch.distributed.tensor",
     "torch.nn.parallel",
