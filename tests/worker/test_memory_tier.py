@@ -1,5 +1,6 @@
 """What memory keeps of killed ranks resumes bit for bit, is never loaded damaged, and becomes durable without them."""
 
+import json
 import os
 import random
 import time
@@ -12,6 +13,7 @@ import torch
 
 from everstep.adapters.memory_slots import RankSlots, SavePages, image_path, rest_path
 from everstep.policy.checkpoints import SlotState, committed_steps
+from everstep.policy.saver_cost import SaverCost
 from everstep.worker import checkpoint_manifest as manifests
 from everstep.worker import memory_tier
 from everstep.worker.checkpoint_schedule import SaveConfig
@@ -249,3 +251,15 @@ def test_shares_of_the_weights_are_disjoint_whole_and_about_equal() -> None:
     assert sorted(keys) == sorted(f"parameter {name}" for name, _ in model.named_parameters())
     sizes = [share.size_bytes for share in shares]
     assert max(sizes) < 1.6 * min(sizes)
+
+
+def test_the_saver_is_told_another_interval_when_its_saves_turn_out_to_cost_training(
+    memory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = memory_tier.MemoryTier(memory, Ranks(), Observer(None), SaveConfig())
+    tier.open(small_state(), memory, 2)
+    ordered = [json.loads((memory / "job.json").read_text())["every_s"]]
+    monkeypatch.setattr(SaverCost, "pause_s", lambda _: 2.0)
+    tier.tell_news(memory, 1)
+    ordered.append(json.loads((memory / "job.json").read_text())["every_s"])
+    assert ordered == [30.0, 600.0]
