@@ -39,6 +39,7 @@ SHAPES = {
     131_072: Shape(8, 16, 1024),
 }
 REAL = Path(__file__).resolve().parent.parent.parent / "shared/data/flight_recorder"
+_LIST_MAX = 8
 _QUOTED = "torchfrtrace at 1,024 ranks (quoted from our reference measurements): 77 CPU s, 3.9 GB, culprit buried"
 
 
@@ -134,6 +135,8 @@ class Score:
     wrong: list[str] = field(default_factory=list)
     innocents: int = 0
     unknown: int = 0
+    listed: int = 0
+    """Misses that name nobody and have the ranks at fault among no more than `_LIST_MAX` suspects."""
     seconds: list[float] = field(default_factory=list)
     by_fault: Counter[str] = field(default_factory=Counter)
 
@@ -146,6 +149,7 @@ class Score:
             self.right += 1
             return
         self.unknown += verdict.trouble.value == "unknown" or not verdict.ranks
+        self.listed += not verdict.ranks and truth.ranks <= set(verdict.suspects) and len(verdict.suspects) <= _LIST_MAX
         self.by_fault[truth.fault] += 1
         self.wrong.append(
             f"seed {seed} {truth.fault} {sorted(truth.ranks)}: said {verdict.trouble.value} {verdict.ranks[:8]} "
@@ -299,7 +303,7 @@ def main() -> int:
         fine &= share >= 0.99 and not result.innocents
         print(
             f"{size} ranks: {result.right} of {options.faults} right ({share:.1%}), "
-            f"{result.innocents} innocent ranks named, {result.unknown} of the misses name nobody; "
+            f"{result.innocents} innocent ranks named, {result.unknown} of the misses name nobody, {result.listed} of them with a list of at most {_LIST_MAX}; "
             f"verdict {max(result.seconds):.3f} CPU s at most",
             flush=True,
         )

@@ -42,8 +42,10 @@ NEVER, FROZEN = ("never_entered",), ("frozen",)
 MISMATCH, DEADLOCK = ("mismatch",), ("order_deadlock",)
 
 CASES = (
-    # One step fewer, then another reduction: at that moment the picture is that of a collective too many.
-    Case(name="uneven", troubles=("loop_bound", "mismatch", "extra_collective")),
+    # One step fewer, then another reduction. gloo ends the job at that moment, and up to there the record is the one of
+    # `extra`: a collective from a line that no rank has called before. What comes after it nobody can know yet, and a
+    # person on call needs the rank and that line. A plain mismatch would be too little.
+    Case(name="uneven", troubles=("loop_bound", "extra_collective")),
     Case(name="early_exit", troubles=("loop_bound",)),
     Case(name="nan_raise", troubles=("script_error",)),
     Case(name="oom_kill", troubles=("dead",)),
@@ -81,6 +83,8 @@ CASES = (
     Case(name="sharded", troubles=NEVER),
     Case(name="skipped_group", troubles=("group_creation",)),
     Case(name="late_group", troubles=NEVER),
+    # The one rank that waits and is named all the same: its count of messages is odd among ranks that all count alike,
+    # and the neighbour it waits for has received as many as everybody. Its line is the one to correct.
     Case(name="unread_message", troubles=MISMATCH),
     Case(name="unsent_message", troubles=MISMATCH),
 )
