@@ -135,6 +135,7 @@ class Run:
         self._rehearsing = self._in_body = self._left_early = self._save_asked = False
         self._step = self._saved_step = 0
         self._rehearsals = 0  # still to come
+        self._has_other_slots = False  # those in memory are of another number of ranks
         self.stopping: Stopping | None = None
         """Set by `attach`: hears of an announced stop."""
         self._before: tuple[Callable[[], None] | None, list[int]] = None, []  # reads again what was restored
@@ -146,6 +147,7 @@ class Run:
             if self._rehearsals:
                 self._before = restored.again, versions_of(state)
             self._tell_doubts(doubts_at_resume(restored.manifest))
+            self._has_other_slots = restored.manifest.world_size != checkpoints.world_size
         self._memory_wait = _MEMORY_AFTER_STEPS
         self._memory_opens_after = self._step + self._memory_wait
         interval = restored.manifest.interval_steps if restored else None
@@ -302,6 +304,9 @@ class Run:
         if self._save_asked or self._step == until:
             self._save()
         elif self._step >= self._memory_opens_after and self._memory.is_wanted:
+            if self._has_other_slots:  # they make room, so what they hold must be somewhere else first
+                self._save()
+                self._has_other_slots = False
             with self._observer.during(Phase.SAVING):
                 self._memory.open(self._state, self._checkpoints.directory, self._step)
             self._memory_wait *= 2  # if it was too early, in the middle of a first accumulation

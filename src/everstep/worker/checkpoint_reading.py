@@ -65,6 +65,12 @@ class Reading:
         Raises:
             ConfigError: the attached objects are not those that were saved.
         """
+        whole = self._small.get("optimizer")
+        if whole is not None and whole["sharded"] and self._world_size != self._manifest.world_size:
+            raise ConfigError(
+                "the optimizer saves its shards in a way of its own, so start the job with "
+                f"{self._manifest.world_size} ranks as before, or give attach() another directory"
+            )
         self._index = Index(layout, self._rank)
         self._landing = Landing(self._state, layout, self._index)
         self._plan = _Plan(self._landing.targets, self._index)

@@ -24,6 +24,7 @@ from everstep.adapters.memory_slots import (
     SaverWord,
     SlotHeader,
     image_path,
+    ranks_present,
     rest_path,
 )
 from everstep.adapters.peer_files import ROSTER_NAME, PeerPin
@@ -331,10 +332,23 @@ class MemoryTier:
                 pin(image)
                 self._images.append(image)
                 self._observer.beat()
+            if self._ranks.leads:
+                self._drop_others()
             self._pages = SavePages(self._folder)
         except (OSError, WorldError, EvidenceError, ConfigError, Unfit) as error:
             return f"rank {rank}: {error}"
         return ""
+
+    def _drop_others(self) -> None:
+        """Free what ranks have left that there are no more."""
+        assert self._folder is not None
+        for rank in ranks_present(self._folder):
+            if rank >= self._ranks.world_size:
+                headers = RankSlots(self._folder, rank)
+                for slot in range(SLOT_COUNT):
+                    headers.write(slot, SlotHeader())
+                    remove(image_path(self._folder, rank, slot))
+                    remove(rest_path(self._folder, rank, slot))
 
     def _taken_over(self, slot: int, path: Path) -> Image | None:
         """The slot of an earlier attempt, where it has the same layout; what it holds stays."""

@@ -5,6 +5,7 @@ what `attach` adds: random numbers, data position). It knows neither files nor r
 """
 
 import copy
+import mmap
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,6 +21,7 @@ from everstep.domain.errors import ConfigError
 WEIGHTS, BUFFERS, REST, OWN, GROUPS = "weights", "buffers", "rest", "own", "groups"
 Parts = dict[str, dict[str, Any]]
 
+_LAZY_BYTES = 64 << 10
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.Size, torch.device)
 
 
@@ -175,7 +177,7 @@ class TrainingState:
 
     def _put_back_gradients(self, gradients: dict[str, Tensor | None]) -> None:
         for name, parameter in self.model.named_parameters():
-            parameter.grad = torch.zeros_like(parameter) if name in gradients else None
+            parameter.grad = _zeros_like(parameter) if name in gradients else None
             if parameter.grad is not None and (value := gradients[name]) is not None:
                 _copy_in(f"the gradient of {name}", local(parameter.grad), value)
 
@@ -303,6 +305,15 @@ class OptimizerState:
             for key in [key for key in group if key != "params" and key not in saved]:
                 del group[key]
             group.update({key: copy.deepcopy(value) for key, value in saved.items() if key != "params"})
+
+
+def _zeros_like(parameter: Tensor) -> Tensor:
+    """A gradient of zeros; a large one takes memory when it is first written to, and most are thrown away before."""
+    size = parameter.numel() * parameter.element_size()
+    if is_dtensor(parameter) or parameter.device.type != "cpu" or not parameter.is_contiguous() or size < _LAZY_BYTES:
+        return torch.zeros_like(parameter)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=parameter.dtype).view(parameter.shape)
 
 
 def versions_of(state: TrainingState) -> list[int]:
