@@ -52,10 +52,15 @@ class Stopping:
             os.close(write_end)
             return False
         os.set_blocking(read_end, True)
-        signal.signal(signal.SIGTERM, _leave_it_to_the_thread)
+        _asked_by_signal.append(self)
+        signal.signal(signal.SIGTERM, _on_signal)
         os.register_at_fork(before=_hold_back, after_in_parent=_let_through, after_in_child=_forget)
         threading.Thread(target=self._serve, args=(read_end,), name="everstep-stopping", daemon=True).start()
         return True
+
+    def ask(self) -> None:
+        """This rank is to stop."""
+        self._page.ask(self._rank)
 
     def due(self, step: int) -> bool:
         """Whether this is the step, or one after it, that all ranks stop after. Called at the end of each step."""
@@ -91,7 +96,7 @@ class Stopping:
         """Wait for SIGTERM, beside a training that may hang in a collective; end the process if no step ends."""
         while signal.SIGTERM not in os.read(read_end, 64):
             continue
-        self._page.ask(self._rank)
+        self.ask()
         while not self._leaving:
             silent_s = time.monotonic() - self._ended_s
             if is_broken(self._pages) or silent_s > self.patience_s():
@@ -99,8 +104,13 @@ class Stopping:
             time.sleep(_LOOK_AGAIN_S)
 
 
-def _leave_it_to_the_thread(*_: object) -> None:
-    """The thread hears of the signal even where the main thread hangs, which never comes here then."""
+_asked_by_signal: list[Stopping] = []
+
+
+def _on_signal(*_: object) -> None:
+    """In the main thread. The other one hears of the signal too, and first where this one hangs."""
+    for stopping in _asked_by_signal:
+        stopping.ask()
 
 
 def _hold_back() -> None:
@@ -114,7 +124,7 @@ def _let_through() -> None:
 
 def _forget() -> None:
     """In a fork, a loader's worker: SIGTERM is its own, and ends it."""
-    if signal.getsignal(signal.SIGTERM) is _leave_it_to_the_thread:
+    if signal.getsignal(signal.SIGTERM) is _on_signal:
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _let_through()
