@@ -23,7 +23,8 @@ ROSTER_NAME, ADDRESS_NAME, READY_NAME, CREDENTIALS_NAME, COPIES_NAME = (
 )
 _PIN_NAME = "peers.pin"
 BYTES_PER_S = 100e6
-"""Sent while training runs. Measured on busy cores (two cores, loopback): 100 MB/s slows steps by 4 %, 200 by 16 %."""
+"""Sent while training runs. On two cores that both hosts share and training keeps busy, 100 MB/s slow steps by 4 % in the
+clear and 14 % with TLS, 200 MB/s by 16 % and 41 % (bench/checkpoint_peers.py)."""
 BYTES_PER_S_MIN = 1e6
 """Below it a piece would take longer than a peer waits."""
 _PIN = struct.Struct("<Q")
