@@ -23,8 +23,8 @@ ROSTER_NAME, ADDRESS_NAME, READY_NAME, CREDENTIALS_NAME, COPIES_NAME = (
 )
 _PIN_NAME = "peers.pin"
 BYTES_PER_S = 100e6
-"""Sent while training runs. On two cores that both hosts share and training keeps busy, 100 MB/s slow steps by 4 % in the
-clear and 14 % with TLS, 200 MB/s by 16 % and 41 % (bench/checkpoint_peers.py)."""
+"""Sent while training runs. On two busy cores that both hosts share, 100 MB/s slow steps by 14 %, and 200 MB/s by 41 %;
+without TLS a prototype's did by 4 and 16 % (bench/checkpoint_peers.py)."""
 BYTES_PER_S_MIN = 1e6
 """Below it a piece would take longer than a peer waits."""
 _PIN = struct.Struct("<Q")
