@@ -303,7 +303,8 @@ def main() -> int:
         fine &= share >= 0.99 and not result.innocents
         print(
             f"{size} ranks: {result.right} of {options.faults} right ({share:.1%}), "
-            f"{result.innocents} innocent ranks named, {result.unknown} of the misses name nobody, {result.listed} of them with a list of at most {_LIST_MAX}; "
+            f"{result.innocents} innocent ranks named, {result.unknown} of the misses name nobody, "
+            f"{result.listed} of them list at most {_LIST_MAX} suspects with the culprit; "
             f"verdict {max(result.seconds):.3f} CPU s at most",
             flush=True,
         )
