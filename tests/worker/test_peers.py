@@ -16,7 +16,7 @@ from tests.worker.peer_hosts import MB, TWO, Cluster, complete, save, steps, wai
 
 from everstep.adapters import peer_line
 from everstep.adapters.memory_slots import SlotHeader
-from everstep.adapters.peer_files import read_address
+from everstep.adapters.peer_files import PeerPin, PeerRoster, read_address, write_roster
 from everstep.adapters.peer_line import (
     Credentials,
     Line,
@@ -138,3 +138,12 @@ def test_strangers_at_the_door_of_a_saver_neither_stop_it_nor_keep_others_out(tm
         save(cluster, 7, slot=0)
         wait_for(lambda: steps(cluster) == [7], f"copies of step 7; {cluster.errors()}")
     assert "defect" not in cluster.errors()
+
+
+def test_ranks_keep_the_step_that_the_replicator_of_their_host_reads(lab: Any, tmp_path: Path) -> None:
+    memory = tmp_path / "memory"
+    memory.mkdir()
+    write_roster(memory, PeerRoster(generation=1, host="a", addresses={"a": "127.0.0.1:1"}, ranks={"a": (0,)}))
+    PeerPin(memory).write(4)
+    lab.train("first", kind="alone", world=1, until=12, memory=str(memory), die_at=10, code=-9, pause_s=0.01)
+    assert {4, 9} <= {version.step for version in complete(memory, 0)}
