@@ -84,6 +84,8 @@ class Replicator:
         roster = self._board.roster
         if roster is None:
             return
+        # Asked first: who is told that all is restored must see the slots as they are after it.
+        failed, restored, missing = self._board.failed, self._board.restored, self._board.missing
         pages = tuple(
             Page(shard=rank, slot=slot, header=self._stores.slots.header(rank, slot))
             for rank in roster.ranks[roster.host]
@@ -94,9 +96,9 @@ class Replicator:
             generation=roster.generation,
             slots=self._held(self._stores.slots, roster.ranks[roster.host]),
             copies=self._held(self._stores.copies, tuple(ranks_present(self._stores.copies.folder))),
-            failed=self._board.failed,
-            restored=self._board.restored,
-            missing=self._board.missing,
+            failed=failed,
+            restored=restored,
+            missing=missing,
         )
         members = members_of(roster)
         leads = members.leader == roster.host
