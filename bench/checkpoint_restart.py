@@ -5,6 +5,7 @@ listens already, `dcp.load` with the checkpoint out of the page cache. Its clock
 and ending the old attempt are not counted for it. Every first loss must be that of a run that nothing touched.
 """
 
+import contextlib
 import os
 import shutil
 import signal
@@ -129,7 +130,8 @@ def kill_all(job: Job, losses: dict[int, str]) -> dict[str, object]:
     restored_before = sum(isinstance(body, CheckpointRestored) for body in job.ledger)
     since_s = time.monotonic()
     for life in old.values():
-        os.kill(life.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):  # the death of the first may have ended it already
+            os.kill(life.pid, signal.SIGKILL)
     job.wait_for(
         lambda: job.log.recovered(job.world_size, since_s),
         within_s=WITHIN_S,
