@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 import torch
 
+from everstep.adapters.peer_files import ROSTER_NAME
 from everstep.adapters.stop_page import StopPage
 from everstep.domain.errors import ConfigError, WorldError
 from everstep.domain.phases import Phase
@@ -90,8 +91,8 @@ def attach(
 
 
 def _stopping(memory: Path | None, ranks: Ranks, observer: Observer) -> Stopping | None:
-    """How this rank hears of an announced stop; None where the ranks have no memory to agree in."""
-    if memory is None or observer.paths is None:
+    """How this rank hears of an announced stop; None where the ranks have no memory, or not one, to agree in."""
+    if memory is None or observer.paths is None or (memory / ROSTER_NAME).exists():
         return None
     try:
         page = StopPage(memory, attempt=observer.paths.attempt, world_size=ranks.world_size)

@@ -377,9 +377,8 @@ class MemoryTier:
         assert self._pages is not None
         word = self._pages.word()
         self._saves_told, self._failures_told = word.saves, word.failures
-        self._pages.write_plan(
-            SavePlan(from_step=step, course=Course(stride=stride, way=Way.TRIAL), world_size=self._ranks.world_size)
-        )
+        course = Course(stride=stride, way=Way.OVERLAPPED if self._spans_hosts else Way.TRIAL)
+        self._pages.write_plan(SavePlan(from_step=step, course=course, world_size=self._ranks.world_size))
 
     def _close(self, problem: str) -> None:
         """The tier stays shut in this attempt; what an earlier one left is not needed any more."""

@@ -21,6 +21,8 @@ _STEPS_KEPT = 32
 _LONGEST_FACTOR = 4.0
 _FLOOR_S = 1.5
 """A step is awaited for this long, or for four times the longest of late: longer silences arouse suspicion, too."""
+_LATEST = 4.0
+"""After so many times that, it is over even if steps end: then rank 0 does not hear."""
 _LOOK_AGAIN_S = 0.02
 
 
@@ -97,9 +99,10 @@ class Stopping:
         while signal.SIGTERM not in os.read(read_end, 64):
             continue
         self.ask()
+        asked_s = time.monotonic()
         while not self._leaving:
-            silent_s = time.monotonic() - self._ended_s
-            if is_broken(self._pages) or silent_s > self.patience_s():
+            now_s, patience_s = time.monotonic(), self.patience_s()
+            if is_broken(self._pages) or now_s - self._ended_s > patience_s or now_s - asked_s > _LATEST * patience_s:
                 _die()
             time.sleep(_LOOK_AGAIN_S)
 
