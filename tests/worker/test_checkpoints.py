@@ -93,7 +93,7 @@ def test_when_all_are_damaged_the_run_starts_afresh(lab: Any) -> None:
     assert len(lab.refusals("second")) == 2
 
 
-@pytest.mark.parametrize("watched", [1, 3 << 20, 12 << 20, "manifest.json", "next"])
+@pytest.mark.parametrize("watched", [1, 3 << 20, 8 << 20, "manifest.json", "next"])
 def test_a_kill_in_the_middle_of_a_save_leaves_a_complete_checkpoint(watched: int | str, lab: Any) -> None:
     spec = {"kind": "fsdp", "world": 2, "width": 1500, "attach": {"save_every_steps": 1}}
     pids = lab.start("first", **spec, until=1000)
