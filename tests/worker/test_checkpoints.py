@@ -93,6 +93,14 @@ def test_when_all_are_damaged_the_run_starts_afresh(lab: Any) -> None:
     assert len(lab.refusals("second")) == 2
 
 
+def test_when_the_only_one_turns_out_damaged_while_it_is_read_nothing_is_trained_on_it(lab: Any) -> None:
+    first = lab.train("first", **ALONE, until=3)
+    flip_one_bit(lab.directory / "step-00000003")
+    assert lab.train("second", **ALONE, until=3, code=1) == [[]]
+    assert "found damaged while it was read into the model" in lab.errors("second")
+    assert lab.train("third", **ALONE, until=3) == first
+
+
 @pytest.mark.parametrize("watched", [1, 3 << 20, 8 << 20, "manifest.json", "next"])
 def test_a_kill_in_the_middle_of_a_save_leaves_a_complete_checkpoint(watched: int | str, lab: Any) -> None:
     spec = {"kind": "fsdp", "world": 2, "width": 1500, "attach": {"save_every_steps": 1}}
