@@ -100,3 +100,22 @@ def test_no_innocent_rank_is_named(fault: str, shape: Shape) -> None:
             moved=job.moved,  # type: ignore[arg-type]
         )
         assert set(verdict.ranks) <= job.truth.ranks, f"seed {seed}: {verdict.trouble} {verdict.reason}"
+
+
+@pytest.mark.parametrize("fault", ["gpu_lag", "gpu_unstarted"])
+def test_two_equal_gpu_errors_in_one_group_are_both_named(fault: str) -> None:
+    shape = Shape(4, 4, 4)
+    for seed in range(12):
+        job = hang(shape, fault, random.Random(seed))
+        (rank,) = job.truth.ranks
+        other = next(one for one in shape.members("tp", rank) if one != rank)
+        job.missing = frozenset()
+        if fault == "gpu_lag":
+            job.done[other], job.entered[other] = job.done[rank], job.entered[rank]
+        elif job.program(rank)[job.done[rank]].group != "tp":
+            continue  # elsewhere they do not meet in one operation
+        else:
+            job.unstarted = frozenset((rank, other))
+        traces, memberships = Traces(job).all()
+        verdict = diagnose(traces, memberships, expected_ranks=[Rank(one) for one in range(shape.ranks)])
+        assert (verdict.trouble.value, set(verdict.ranks)) == ("gpu_side", {rank, other}), seed

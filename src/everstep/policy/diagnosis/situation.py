@@ -231,8 +231,8 @@ def silent_members(situation: Situation, group: Group) -> list[Rank]:
 
 
 def unstarted_members(group: Group, seq: int, waiting: Collection[int]) -> list[int]:
-    """The minority of the waiting whose GPU has not started what the others' GPUs have; known with timing only."""
+    """Of the waiting those whose GPU has not started what as many or more others have; known with timing only."""
     members = set(waiting)
     states = [(p, op.state) for p, part in group.seen if p in members and (op := operation_at(part, seq))]
     unstarted = [place for place, state in states if state is OpState.ENQUEUED]
-    return unstarted if 0 < 2 * len(unstarted) < len(states) else []
+    return unstarted if 0 < 2 * len(unstarted) <= len(states) else []
