@@ -9,7 +9,7 @@ from everstep.policy.diagnosis.waits import Pair, Stuck, Waits, Why
 
 ARROWS_MAX = 24
 _WORDS = {
-    Why.STOPPED: "runs nothing",
+    Why.STOPPED: "stopped",
     Why.ABSENT: "not entered",
     Why.DIFFERS: "called another operation",
     Why.SILENT: "no dump",
