@@ -204,7 +204,9 @@ def measure_restore(kind: str, world: int, layers: int, rounds: int) -> Outcome:
     )
     fresh = ratios(found["memory", True], "restore_s", "memcpy_s")
     fresh_disk = ratios(found["disk", True], "restore_s", "cold_read_s")
+    least = ratios(found["memory", False], "plain_read_s", "memcpy_s")
     notes = (
+        f"restore_memory_{name}, reading the same bytes without any test: {spread(least)} memcpy",
         f"restore_memory_{name}, with fresh pages for the optimizer: {spread(fresh)} memcpy",
         f"restore_disk_{name}, with fresh pages for the optimizer: {spread(fresh_disk)} cold reads",
     )
