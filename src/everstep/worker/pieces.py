@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, cast
 
 import torch
@@ -58,11 +59,16 @@ def place_of(value: Tensor) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """The shape of the whole tensor, and where in it this rank's part begins."""
     if not is_dtensor(value):
         return tuple(value.shape), (0,) * value.dim()
+    tensor = cast("Any", value)
+    return tuple(tensor.shape), _offset(tensor.shape, tensor.device_mesh, tensor.placements)
+
+
+@lru_cache(maxsize=1024)
+def _offset(shape: torch.Size, mesh: Any, placements: tuple[Any, ...]) -> tuple[int, ...]:
+    """Where this rank's part begins. Many tensors have the same place, and finding it takes longer than reading one."""
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
-    tensor = cast("Any", value)
-    _, offset = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
-    return tuple(tensor.shape), tuple(offset)
+    return tuple(compute_local_shape_and_global_offset(shape, mesh, placements)[1])
 
 
 def live_parameters(model: nn.Module) -> dict[str, Live]:
