@@ -1,5 +1,6 @@
 """A disk that hangs or fails costs durability and never training: people are told, and it comes back by itself."""
 
+import contextlib
 import errno
 import itertools
 import os
@@ -65,7 +66,7 @@ def test_a_hung_disk_slows_no_step_blocks_no_restart_and_is_told_of_while_it_han
     (tmp_path / "digest").unlink()
     folder = tmp_path / "run"
     disk = FaultyStorage(folder / "checkpoints", tmp_path)
-    with started(folder, *arguments(tmp_path, 1000), **disk.environment) as job:
+    with started(folder, *arguments(tmp_path, 1000), **disk.environment) as job, contextlib.closing(disk):
         wait_for(lambda: len(found(folder, CheckpointSaved)) >= 2, "two saves")
         before = len(step_ends(folder))
         disk.hang()
@@ -74,7 +75,7 @@ def test_a_hung_disk_slows_no_step_blocks_no_restart_and_is_told_of_while_it_han
         [told] = found(folder, CheckpointDelayed)
         assert 10 <= told.waited_s < 15
         assert "has not answered" in told.reason
-        assert steps > durable + 300  # it trained on meanwhile
+        assert steps > durable + 100  # it trained on meanwhile
         os.kill(latest_workers(folder).pids[1], signal.SIGKILL)
         wait_for(lambda: found(folder, CheckpointRestored), "a resume while the disk hangs")
         [resumed] = found(folder, CheckpointRestored)
@@ -98,7 +99,7 @@ def test_a_full_failing_read_only_or_removed_folder_is_told_of_and_saved_to_agai
     disk = FaultyStorage(folder / "checkpoints", tmp_path)
     sentences = {errno.ENOSPC: "No space left", errno.EIO: "Input/output error", errno.EROFS: "Read-only file system"}
     calls = {errno.ENOSPC: "write", errno.EIO: "fsync", errno.EROFS: "open,mkdir,rename"}
-    with started(folder, *arguments(tmp_path, 100_000, 0.2), **disk.environment) as job:
+    with started(folder, *arguments(tmp_path, 100_000, 0.2), **disk.environment) as job, contextlib.closing(disk):
         for number, sentence in sentences.items():
             wait_for(lambda: saved(folder), "a save")
             failures = len(found(folder, CheckpointFailed))
