@@ -29,7 +29,7 @@ from everstep.domain.commands import StartWorkers
 from everstep.domain.errors import EverstepError
 from everstep.domain.events import CheckpointRefused, CheckpointRestored, RunStarted
 from everstep.policy.checkpoints import committed_steps
-from everstep.worker.checkpoint_manifest import complete_steps
+from everstep.worker.format.manifest import complete_steps
 
 SCRIPT = Path(__file__).resolve().parent / "kill_target.py"
 WORLD_SIZE = 2

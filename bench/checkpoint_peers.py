@@ -31,7 +31,7 @@ from everstep.adapters.peer_files import COPIES_NAME, CREDENTIALS_NAME, PeerRost
 from everstep.adapters.peer_line import make_credentials
 from everstep.adapters.piped_process import PipedProcess
 from everstep.policy.checkpoints import SlotState
-from everstep.worker.seal import seal_of
+from everstep.worker.format.seal import seal_of
 
 HOSTS = ("a", "b")
 QUIET_STEPS = 8
@@ -54,7 +54,7 @@ class Pair:
                     target = folder.path / CREDENTIALS_NAME / source.name
                     target.touch(mode=0o600)
                     target.write_bytes(source.read_bytes())
-            self.replicators.append(PipedProcess("everstep.worker.replicator", [str(folder.path)]))
+            self.replicators.append(PipedProcess("everstep.worker.peers.replicator", [str(folder.path)]))
             self.replicators[-1].ensure()
         self._wait(lambda: all(read_address(folder.path) for folder in self._folders))
         for number, host in enumerate(HOSTS):

@@ -146,11 +146,11 @@ def torch_checkpointing_async(training: Training, directory: Path, _: Any) -> Me
 
 def everstep_memory(training: Training, directory: Path, spec: dict[str, Any], *, way: Way = Way.TRIAL) -> Method:
     from everstep.adapters.memory_slots import SavePages, SavePlan
-    from everstep.worker import randomness
-    from everstep.worker.checkpoint_schedule import SaveConfig
-    from everstep.worker.memory_tier import MemoryTier, draft_of
+    from everstep.worker.data import randomness
     from everstep.worker.observer import current
     from everstep.worker.ranks import Ranks
+    from everstep.worker.saving.memory_tier import MemoryTier, draft_of
+    from everstep.worker.saving.schedule import SaveConfig
     from everstep.worker.state import Sharing, TrainingState
 
     state = TrainingState(model=training.model, optimizer=training.optimizer, scheduler=None, extra={})
@@ -270,9 +270,9 @@ def measure_restore(spec: dict[str, Any], training: Training, directory: Path) -
 
     `is_fresh`: the optimizer has no state yet, as in a new process; else its memory is there.
     """
-    from everstep.worker.checkpoint_restore import Restoring
     from everstep.worker.observer import current
     from everstep.worker.ranks import Ranks
+    from everstep.worker.restoring.restore import Restoring
     from everstep.worker.state import TrainingState
 
     ranks, rows = Ranks(), []

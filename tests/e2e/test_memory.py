@@ -12,7 +12,7 @@ from everstep.adapters.memory_slots import RankSlots, SavePages, ranks_present
 from everstep.domain.errors import ExitCode
 from everstep.domain.events import CheckpointRestored, CheckpointSaved
 from everstep.policy.checkpoints import committed_steps
-from everstep.worker.checkpoint_manifest import complete_steps
+from everstep.worker.format.manifest import complete_steps
 
 pytestmark = pytest.mark.e2e
 SCRIPT = str(SCRIPTS / "train_attached.py")

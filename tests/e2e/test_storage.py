@@ -25,7 +25,7 @@ from everstep.domain.events import (
     StallSuspected,
     StepsFinished,
 )
-from everstep.worker.checkpoint_manifest import complete_steps
+from everstep.worker.format.manifest import complete_steps
 
 pytestmark = pytest.mark.e2e
 SCRIPT = str(SCRIPTS / "train_slowly.py")

@@ -25,8 +25,8 @@ from everstep.adapters.peer_line import make_credentials
 from everstep.policy.checkpoints import SlotState
 from everstep.policy.peers import Host, place
 from everstep.policy.replication import Version
-from everstep.worker.seal import seal_of
-from everstep.worker.shard_store import version_of
+from everstep.worker.format.seal import seal_of
+from everstep.worker.peers.shard_store import version_of
 
 WITHIN_S = 30.0
 TWO = {"a": (0, 1), "b": (2, 3)}
@@ -66,7 +66,7 @@ class SimulatedHost:
 
     def start(self) -> None:
         read_end, self._write_end = os.pipe()
-        command = [sys.executable, "-m", "everstep.worker.replicator", str(read_end), str(self.folder)]
+        command = [sys.executable, "-m", "everstep.worker.peers.replicator", str(read_end), str(self.folder)]
         with self.errors.open("ab") as errors:
             self.process = subprocess.Popen(command, pass_fds=[read_end], stderr=errors, start_new_session=True)
         os.close(read_end)

@@ -4,10 +4,10 @@ import pytest
 
 from everstep.adapters.worker_environment import WorkerPaths
 from everstep.domain.errors import ConfigError
-from everstep.worker import checkpoint_schedule
-from everstep.worker.checkpoint_schedule import FIRST_SAVE_STEPS, SaveConfig, Schedule
 from everstep.worker.notes import Notes
 from everstep.worker.observer import Observer
+from everstep.worker.saving import schedule as checkpoint_schedule
+from everstep.worker.saving.schedule import FIRST_SAVE_STEPS, SaveConfig, Schedule
 
 
 class Clock:

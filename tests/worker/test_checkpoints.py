@@ -15,7 +15,7 @@ import pytest
 
 from everstep.adapters.progress_page import PageReader, create_page
 from everstep.domain.phases import Phase
-from everstep.worker import checkpoint_manifest as manifests
+from everstep.worker.format import manifest as manifests
 
 ALONE = {"kind": "alone", "world": 1}
 EVERY_3 = {"save_every_steps": 3, "keep": 3}

@@ -17,12 +17,12 @@ from everstep.adapters.object_store import ObjectStore
 from everstep.adapters.worker_environment import WorkerPaths
 from everstep.domain.errors import WorldError
 from everstep.policy.checkpoints import SlotState
-from everstep.worker.checkpoint_manifest import complete_steps
-from everstep.worker.checkpoint_restore import Restoring
-from everstep.worker.mirror import Mirror
+from everstep.worker.format.manifest import complete_steps
+from everstep.worker.mirror.store_copies import Mirror
 from everstep.worker.observer import Observer
 from everstep.worker.ranks import Ranks
-from everstep.worker.saver import Saver
+from everstep.worker.restoring.restore import Restoring
+from everstep.worker.saving.saver import Saver
 from everstep.worker.state import TrainingState
 
 sys.path.insert(0, str(Path(__file__).parent / "scripts"))

@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampl
 
 from everstep.domain.errors import ConfigError
 from everstep.worker import EpochSampler, SeededDataset
-from everstep.worker.data import Feed
+from everstep.worker.data.feed import Feed
 from everstep.worker.exactness import doubts_at_save
 
 

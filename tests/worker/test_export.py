@@ -12,8 +12,8 @@ import torch
 
 from everstep.cli.main import main
 from everstep.domain.errors import ExitCode
-from everstep.worker import checkpoint_manifest as manifests
-from everstep.worker.saver import Saver
+from everstep.worker.format import manifest as manifests
+from everstep.worker.saving.saver import Saver
 
 SCRIPTS = Path(__file__).parent / "scripts"
 sys.path.insert(0, str(SCRIPTS))

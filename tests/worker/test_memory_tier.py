@@ -14,13 +14,13 @@ import torch
 from everstep.adapters.memory_slots import RankSlots, SavePages, image_path, rest_path
 from everstep.policy.checkpoints import SlotState, committed_steps
 from everstep.policy.saver_cost import SaverCost
-from everstep.worker import checkpoint_manifest as manifests
-from everstep.worker import memory_tier
-from everstep.worker.checkpoint_schedule import SaveConfig
-from everstep.worker.memory_state import Bulk, Unfit
+from everstep.worker.format import manifest as manifests
 from everstep.worker.observer import Observer
 from everstep.worker.ranks import Ranks
-from everstep.worker.saver import Saver
+from everstep.worker.saving import memory_tier
+from everstep.worker.saving.memory_state import Bulk, Unfit
+from everstep.worker.saving.saver import Saver
+from everstep.worker.saving.schedule import SaveConfig
 from everstep.worker.state import TrainingState
 
 KILLED = -9

@@ -20,14 +20,14 @@ from everstep.adapters.mirror_process import ELSEWHERE, MirrorOrder, MirrorProce
 from everstep.adapters.object_store import ObjectStore
 from everstep.cli.main import main
 from everstep.domain.errors import ConfigError, EvidenceError, ExitCode, WorldError
-from everstep.worker import checkpoint_manifest as manifests
-from everstep.worker import mirror_upload
-from everstep.worker.checkpoint_manifest import Crc32, FileEntry, Manifest
-from everstep.worker.layout import tensors_name
-from everstep.worker.mirror import HELD, Mirror
-from everstep.worker.mirror_upload import Uploader
+from everstep.worker.format import manifest as manifests
+from everstep.worker.format.layout import tensors_name
+from everstep.worker.format.manifest import Crc32, FileEntry, Manifest
+from everstep.worker.mirror import upload as mirror_upload
+from everstep.worker.mirror.store_copies import HELD, Mirror
+from everstep.worker.mirror.upload import Uploader
 from everstep.worker.observer import Observer
-from everstep.worker.storage_listing import StorageListing
+from everstep.worker.restoring.storage_listing import StorageListing
 
 
 def save(directory: Path, step: int, *, seed: int = 0, size: int = 5000, world: int = 2) -> None:
@@ -244,7 +244,7 @@ def test_after_kill_9_of_the_uploader_at_any_moment_the_mirror_has_a_whole_step_
         save(directory, number * 10, size=4 << 20)
         read_end, write_end = os.pipe()
         process = subprocess.Popen(
-            [sys.executable, "-m", "everstep.worker.mirror_upload", str(read_end), job], pass_fds=[read_end]
+            [sys.executable, "-m", "everstep.worker.mirror.upload", str(read_end), job], pass_fds=[read_end]
         )
         os.close(read_end)
         store = tmp_path / "store" / manifests.folder_name(number * 10)
@@ -302,7 +302,7 @@ def test_a_restore_fetches_what_the_disk_lacks_and_asks_no_mirror_when_memory_ha
 def test_a_mirror_that_cannot_be_read_ends_a_start_that_has_nothing_else(
     directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("everstep.worker.storage_listing.BACKOFF_S", (0.01,))
+    monkeypatch.setattr("everstep.worker.restoring.storage_listing.BACKOFF_S", (0.01,))
     (tmp_path / "store").write_text("no folder")
     monkeypatch.setattr(ObjectStore, "sizes", lambda *_: (_ for _ in ()).throw(WorldError("it is away")))
     url = f"file://{tmp_path}/store"

@@ -9,7 +9,7 @@ from tests.worker.test_mirror import complete, content, save
 
 from everstep.adapters.object_store import ObjectStore
 from everstep.domain.errors import WorldError
-from everstep.worker.mirror import Mirror
+from everstep.worker.mirror.store_copies import Mirror
 
 pytest.importorskip("s3fs")
 moto_server = pytest.importorskip("moto.server")

@@ -27,8 +27,8 @@ from everstep.adapters.peer_line import (
     make_credentials,
 )
 from everstep.domain.errors import EvidenceError
-from everstep.worker.peer_service import Offer, Request, fetch
-from everstep.worker.shard_store import ShardStore, version_of
+from everstep.worker.peers.service import Offer, Request, fetch
+from everstep.worker.peers.shard_store import ShardStore, version_of
 
 
 def test_each_host_holds_the_others_newest_step_and_a_replaced_one_gets_its_own_back(tmp_path: Path) -> None:

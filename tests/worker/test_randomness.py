@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from everstep.worker import randomness
+from everstep.worker.data import randomness
 
 
 def drawn() -> tuple[Any, ...]:

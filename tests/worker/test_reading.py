@@ -8,14 +8,14 @@ import pytest
 import torch
 
 from everstep.domain.errors import EvidenceError
-from everstep.worker import reading
-from everstep.worker.frame import arrange
-from everstep.worker.layout import RankLayout
-from everstep.worker.pieces import live
-from everstep.worker.rank_file import seal_of_tensors, write_rank_file
-from everstep.worker.read_plan import run_in
-from everstep.worker.reading import Segment, Source, read_into
-from everstep.worker.seal import BLOCK_BYTES, Seal, seal_of
+from everstep.worker.format.frame import arrange
+from everstep.worker.format.layout import RankLayout
+from everstep.worker.format.pieces import live
+from everstep.worker.format.rank_file import seal_of_tensors, write_rank_file
+from everstep.worker.format.seal import BLOCK_BYTES, Seal, seal_of
+from everstep.worker.restoring import reading
+from everstep.worker.restoring.read_plan import run_in
+from everstep.worker.restoring.reading import Segment, Source, read_into
 
 SIZES = [(), (0,), (3,), (1000,), (700, 300), (1 << 20,), (5,), (300_001,)]
 

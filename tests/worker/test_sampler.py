@@ -16,7 +16,7 @@ from torch.utils.data import IterableDataset
 
 from everstep.domain.errors import ConfigError
 from everstep.worker import EpochSampler
-from everstep.worker.permutation import LENGTH_MAX, Permutation
+from everstep.worker.data.permutation import LENGTH_MAX, Permutation
 
 
 def indices(length: int, rank: int = 0, world: int = 1, *, epoch: int = 0, taken: int = 0, **options: Any) -> list[int]:

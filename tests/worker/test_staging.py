@@ -12,16 +12,16 @@ from torch import Tensor
 from everstep.adapters.memory_slots import RankSlots, SavePages, SavePlan
 from everstep.policy.checkpoints import SlotState
 from everstep.policy.staging import Course, Way
-from everstep.worker.checkpoint_schedule import SaveConfig
-from everstep.worker.frame import arrange
-from everstep.worker.layout import RankLayout
-from everstep.worker.memory_image import Image, lay_out
-from everstep.worker.memory_state import Bulk
-from everstep.worker.memory_tier import MemoryTier, draft_of
+from everstep.worker.format.frame import arrange
+from everstep.worker.format.layout import RankLayout
+from everstep.worker.format.pieces import live
 from everstep.worker.observer import Observer
-from everstep.worker.pieces import live
 from everstep.worker.ranks import Ranks
-from everstep.worker.staging import CHANGED, Staged, Stager, frozen
+from everstep.worker.saving.memory_image import Image, lay_out
+from everstep.worker.saving.memory_state import Bulk
+from everstep.worker.saving.memory_tier import MemoryTier, draft_of
+from everstep.worker.saving.schedule import SaveConfig
+from everstep.worker.saving.staging import CHANGED, Staged, Stager, frozen
 from everstep.worker.state import OWN, TrainingState
 
 

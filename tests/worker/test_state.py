@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from everstep.domain.errors import ConfigError
-from everstep.worker import randomness
-from everstep.worker.data import Feed, copy_of
+from everstep.worker.data import randomness
+from everstep.worker.data.feed import Feed, copy_of
 from everstep.worker.state import TrainingState, compact, plain
 
 

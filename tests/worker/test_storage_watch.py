@@ -11,10 +11,10 @@ from everstep.adapters.progress_page import PageReader, create_page
 from everstep.adapters.worker_environment import WorkerPaths
 from everstep.domain.errors import ConfigError
 from everstep.worker import storage_listing, storage_watch
-from everstep.worker.checkpoint_manifest import Manifest
+from everstep.worker.format.manifest import Manifest
 from everstep.worker.observer import Observer
-from everstep.worker.storage_listing import StorageListing
-from everstep.worker.storage_watch import Answer, Patience, StorageWatch
+from everstep.worker.restoring.storage_listing import StorageListing
+from everstep.worker.saving.storage_watch import Answer, Patience, StorageWatch
 
 
 @pytest.fixture

@@ -37,7 +37,7 @@ class SlotHeader:
     Attributes:
         layout: digest of names, shapes and places of what is inside, 32 hexadecimal digits.
         image_bytes, rest_bytes: sizes of the two files.
-        image_seal, rest_seal: their checksums (worker/seal.py, and crc32).
+        image_seal, rest_seal: their checksums (worker/format/seal.py, and crc32).
         attempt: which wrote it.
         facts: JSON for the manifest.
     """
@@ -71,7 +71,7 @@ class SlotHeader:
 
 
 def image_path(folder: Path, rank: int, slot: int) -> Path:
-    """The slot's tensors, in the form of Distributed Checkpoint (worker/layout.py)."""
+    """The slot's tensors, in the form of Distributed Checkpoint (worker/format/layout.py)."""
     return folder / f"rank-{rank:05d}.slot-{slot}.pt"
 
 

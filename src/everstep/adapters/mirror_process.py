@@ -1,4 +1,4 @@
-"""The uploader of a run's mirror as a process; the process behind it is `everstep.worker.mirror_upload`.
+"""The uploader of a run's mirror as a process; the process behind it is `everstep.worker.mirror.upload`.
 
 Knows nothing of checkpoints or stores.
 """
@@ -37,7 +37,7 @@ class MirrorProcess:
 
     def __init__(self, order: MirrorOrder) -> None:
         self.order = order
-        self._process = PipedProcess("everstep.worker.mirror_upload", [msgspec.json.encode(order).decode()])
+        self._process = PipedProcess("everstep.worker.mirror.upload", [msgspec.json.encode(order).decode()])
 
     @property
     def pid(self) -> int:

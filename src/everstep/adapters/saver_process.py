@@ -1,6 +1,6 @@
 """The saver of one host as a process: started once there is something to save, ended by a closed pipe.
 
-Knows nothing of checkpoints; the process behind it is `everstep.worker.saver`.
+Knows nothing of checkpoints; the process behind it is `everstep.worker.saving.saver`.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ class SaverProcess:
 
     def __init__(self, folder: MemoryFolder) -> None:
         self._folder = folder
-        self._process = PipedProcess("everstep.worker.saver", [str(folder.path)])
+        self._process = PipedProcess("everstep.worker.saving.saver", [str(folder.path)])
 
     @property
     def path(self) -> Path:

@@ -11,7 +11,7 @@ from pathlib import Path
 from everstep.adapters.object_store import is_url
 from everstep.cli.mirrored import MirrorShelf
 from everstep.domain.errors import ConfigError, EvidenceError, ExitCode
-from everstep.worker import checkpoint_manifest as manifests
+from everstep.worker.format import manifest as manifests
 
 _EPILOG = """\
 examples:
@@ -185,7 +185,7 @@ def _export(folder: Path, to: str, out: Path | None, step: int | None) -> int:
     chosen = complete[0] if step is None else step
     if out is None:
         raise ConfigError("export needs --out PATH: a new folder for dcp, a new file for safetensors")
-    from everstep.worker.export import export  # torch, only here
+    from everstep.worker.format.export import export  # torch, only here
 
     export(folder / manifests.folder_name(chosen), to, out)
     sys.stdout.write(f"step {chosen} is in {out}\n")

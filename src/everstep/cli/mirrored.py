@@ -7,8 +7,8 @@ from pathlib import Path
 
 from everstep.adapters.object_store import ObjectStore
 from everstep.domain.errors import ConfigError, EvidenceError, ExitCode
-from everstep.worker.checkpoint_manifest import Manifest, folder_name
-from everstep.worker.mirror import Mirror, MirroredStep
+from everstep.worker.format.manifest import Manifest, folder_name
+from everstep.worker.mirror.store_copies import Mirror, MirroredStep
 
 
 class MirrorShelf:

@@ -7,17 +7,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from everstep.worker.attachment import Run as Run
     from everstep.worker.attachment import attach as attach
+    from everstep.worker.data.sampler import EpochSampler as EpochSampler
+    from everstep.worker.data.seeded_dataset import SeededDataset as SeededDataset
     from everstep.worker.resume_promise import resuming as resuming
-    from everstep.worker.sampler import EpochSampler as EpochSampler
-    from everstep.worker.seeded_dataset import SeededDataset as SeededDataset
 
 __all__ = ["EpochSampler", "Run", "SeededDataset", "attach", "phase", "resuming", "start_at", "step"]
 
 # Their modules import torch, and the start of a worker is timed.
 _LAZY = {
-    "EpochSampler": "sampler",
+    "EpochSampler": "data.sampler",
     "Run": "attachment",
-    "SeededDataset": "seeded_dataset",
+    "SeededDataset": "data.seeded_dataset",
     "attach": "attachment",
     "resuming": "resume_promise",
 }

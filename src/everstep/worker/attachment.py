@@ -16,17 +16,17 @@ from everstep.adapters.peer_files import ROSTER_NAME
 from everstep.adapters.stop_page import StopPage
 from everstep.domain.errors import ConfigError, WorldError
 from everstep.domain.phases import Phase
-from everstep.worker import randomness
-from everstep.worker.checkpoint import Checkpoints
-from everstep.worker.checkpoint_manifest import Manifest
-from everstep.worker.checkpoint_restore import Restored, Restoring
-from everstep.worker.checkpoint_schedule import SaveConfig, Schedule, job_mtbf_s
-from everstep.worker.data import Feed, copy_of
+from everstep.worker.data import randomness
+from everstep.worker.data.feed import Feed, copy_of
 from everstep.worker.exactness import doubts_at_resume, doubts_at_save, iterations_until_settled
-from everstep.worker.memory_tier import MemoryTier, draft_of, memory_folder
+from everstep.worker.format.manifest import Manifest
 from everstep.worker.observer import Observer, current
 from everstep.worker.ranks import Ranks
+from everstep.worker.restoring.restore import Restored, Restoring
 from everstep.worker.resume_promise import checkpoint_directory, keep_promise
+from everstep.worker.saving.by_ranks import Checkpoints
+from everstep.worker.saving.memory_tier import MemoryTier, draft_of, memory_folder
+from everstep.worker.saving.schedule import SaveConfig, Schedule, job_mtbf_s
 from everstep.worker.state import Sharing, TrainingState, versions_of
 from everstep.worker.stopping import Stopping
 

@@ -9,8 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from everstep.worker.checkpoint_manifest import Manifest
-from everstep.worker.global_order import global_order_of, seeds_each_sample
+from everstep.worker.data.global_order import global_order_of, seeds_each_sample
+from everstep.worker.format.manifest import Manifest
 
 
 def doubts_at_save(ddp: DistributedDataParallel | None, rehearse: object, loader: Any) -> tuple[str, ...]:

@@ -10,10 +10,10 @@ from pathlib import Path
 from everstep.adapters.memory_slots import RankSlots, ranks_present
 from everstep.domain.errors import ConfigError, WorldError
 from everstep.policy.checkpoints import committed_steps
-from everstep.worker import checkpoint_manifest as manifests
+from everstep.worker.format import manifest as manifests
 from everstep.worker.observer import Observer, current
 from everstep.worker.ranks import Ranks
-from everstep.worker.storage_watch import Answer
+from everstep.worker.saving.storage_watch import Answer
 
 _log = logging.getLogger(__name__)
 _DEFAULT_DIRECTORY = "everstep-checkpoints"

@@ -11,14 +11,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from everstep.adapters.memory_slots import SavePages, SavePlan
 from everstep.policy.staging import Course, Way
-from everstep.worker import randomness
-from everstep.worker.checkpoint import Checkpoints
-from everstep.worker.checkpoint_restore import Restoring
-from everstep.worker.checkpoint_schedule import SaveConfig
-from everstep.worker.memory_state import Bulk
-from everstep.worker.memory_tier import MemoryTier, draft_of
+from everstep.worker.data import randomness
 from everstep.worker.observer import Observer
 from everstep.worker.ranks import Ranks
+from everstep.worker.restoring.restore import Restoring
+from everstep.worker.saving.by_ranks import Checkpoints
+from everstep.worker.saving.memory_state import Bulk
+from everstep.worker.saving.memory_tier import MemoryTier, draft_of
+from everstep.worker.saving.schedule import SaveConfig
 from everstep.worker.state import Sharing, TrainingState
 
 

@@ -1,0 +1,1 @@
+"""Where a training stands in its data: samplers, loaders, and the random numbers that go with them."""

@@ -1,0 +1,235 @@
+"""The one thread of a replicator that moves bytes: copies of its own ranks and of others, and what a plan asks for.
+
+What goes wrong is tried again, or told to the leader; a slot that holds something good is never touched for it.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from everstep.adapters.memory_slots import SlotHeader
+from everstep.adapters.peer_files import PeerPin, PeerRoster
+from everstep.adapters.peer_line import Credentials
+from everstep.domain.errors import EvidenceError, WorldError
+from everstep.policy.replication import Fetch, Plan, Version, Word, slot_for_copy
+from everstep.worker.peers.board import Board, members_of
+from everstep.worker.peers.service import Request, fetch
+from everstep.worker.peers.shard_store import PIECE_BYTES, Fill, ShardStore, drop_files
+
+_log = logging.getLogger(__name__)
+COPY_COUNT = 2
+"""Copies of each shard on a host: the one that all hosts have, and the one that comes."""
+_WAIT_S = 0.05
+_RETRY_S = 0.2
+_TRIES_MAX = 5
+Take = Callable[[SlotHeader, Fill], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stores:
+    """Where shards lie on this host: the ranks' own slots, and copies beside them."""
+
+    slots: ShardStore
+    copies: ShardStore
+    pin: PeerPin
+
+
+class Mover:
+    """Does what the leader's word asks for."""
+
+    def __init__(self, board: Board, stores: Stores) -> None:
+        self._board = board
+        self._stores = stores
+        self._is_closing = threading.Event()
+        self._tries: dict[Version, int] = {}
+        self._has_foreign_files = True
+        self._has_warned = False
+        self._thread = threading.Thread(target=self._run, name="everstep-mover", daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self, *, within_s: float) -> None:
+        self._is_closing.set()
+        self._thread.join(within_s)
+
+    def _run(self) -> None:
+        while not self._is_closing.is_set():
+            try:
+                has_moved = self._move()
+            except (OSError, EvidenceError, WorldError) as problem:
+                self._note_failure(problem)
+                has_moved = False
+            except Exception:  # outermost frame
+                _log.exception("everstep has a defect in moving copies")
+                self._is_closing.wait(_RETRY_S)
+                has_moved = False
+            if not has_moved:
+                self._board.wait(_WAIT_S)
+
+    def _move(self) -> bool:
+        """One piece of work; False when there is none."""
+        access, word = self._board.access(), self._board.word
+        if access is None or word is None or word.generation != access[0].generation:
+            return False
+        roster, credentials = access
+        if word.plan is not None and self._board.restored != roster.generation:
+            self._restore(roster, credentials, word.plan)
+            return True
+        if self._board.failed is not None and self._board.failed != word.wanted:
+            self._board.failed = None
+        if word.wanted is None or self._board.failed is not None:
+            return False
+        if self._has_foreign_files and (word.plan is None or word.plan.version != word.wanted):
+            # All ranks have saved anew, so what was brought in for their restoring is out of date.
+            drop_files(self._stores.slots.folder, keep=roster.ranks[roster.host])
+            self._has_foreign_files = False
+        return self._copy_own(roster, word) or self._copy_others(roster, credentials, word)
+
+    # Copies while the ranks train.
+
+    def _copy_own(self, roster: PeerRoster, word: Word) -> bool:
+        """This host's shards, from the slots; held still by a pin as long as that takes."""
+        assert word.wanted is not None
+        copies = self._stores.copies
+        own = [(rank, slot_for_copy(_versions(copies, rank), word)) for rank in roster.ranks[roster.host]]
+        lacking = [(rank, slot) for rank, slot in own if slot is not None]
+        if not lacking:
+            return False
+        self._stores.pin.write(word.wanted.step)
+        try:
+            for rank, slot in lacking:
+                found = self._stores.slots.find(rank, word.wanted)
+                if found is None:
+                    self._board.failed = word.wanted  # overwritten before it was pinned
+                    return True
+                _copy(self._stores.slots, rank, found, partial(copies.take, rank, slot, in_place=True))
+        except EvidenceError as problem:
+            self._board.failed = word.wanted
+            self._warn(word.wanted, problem)
+        finally:
+            self._stores.pin.write(0)
+        return True
+
+    def _copy_others(self, roster: PeerRoster, credentials: Credentials, word: Word) -> bool:
+        """The shards of those that this host keeps copies for, as soon as they have them ready."""
+        assert word.wanted is not None
+        members, reports = members_of(roster), self._board.reports()
+        for rank in members.kept_by(roster.host):
+            owner = members.owners[rank]
+            slot = slot_for_copy(_versions(self._stores.copies, rank), word)
+            is_ready = owner in reports and any(
+                (copy.shard, copy.version) == (rank, word.wanted) for copy in reports[owner].copies
+            )
+            if owner == roster.host or slot is None or not is_ready:
+                continue
+            take = partial(self._stores.copies.take, rank, slot, in_place=True)
+            request = Request(shard=rank, version=word.wanted)
+            go_on = partial(self._is_wanted, word.wanted)
+            if not fetch(roster.addresses[owner], credentials, request, take, go_on):
+                raise EvidenceError(f"host {owner} does not have step {word.wanted.step} of rank {rank} any more")
+            self._tries.clear()
+            self._has_warned = False
+            return True
+        return False
+
+    def _is_wanted(self, version: Version) -> bool:
+        word = self._board.word
+        return not self._is_closing.is_set() and word is not None and word.wanted == version
+
+    def _note_failure(self, problem: Exception) -> None:
+        """Try again, and after some tries tell the leader, so that all go on to a newer version."""
+        word = self._board.word
+        if word is None or word.wanted is None or isinstance(problem, InterruptedError):
+            return
+        self._tries[word.wanted] = self._tries.get(word.wanted, 0) + 1
+        _log.debug("step %d: %s", word.wanted.step, problem)
+        if self._tries[word.wanted] >= _TRIES_MAX:
+            self._warn(word.wanted, problem)
+            self._tries.clear()
+            self._board.failed = word.wanted
+        self._is_closing.wait(_RETRY_S)
+
+    def _warn(self, version: Version, problem: Exception) -> None:
+        """Once, until something is copied again."""
+        if not self._has_warned:
+            self._has_warned = True
+            _log.warning("everstep does not copy step %d to other hosts: %s", version.step, problem)
+
+    # Before the ranks start.
+
+    def _restore(self, roster: PeerRoster, credentials: Credentials, plan: Plan) -> None:
+        """Bring in all that the plan asks of this host; what cannot be had is told, and the ranks will not find it."""
+        drop_files(self._stores.slots.folder, keep=roster.ranks[roster.host])
+        self._has_foreign_files = True
+        began_s = time.monotonic()
+        mine = [item for item in plan.fetches if item.target == roster.host]
+        missing = []
+        for item in mine:
+            assert plan.version is not None
+            for attempt in range(_TRIES_MAX):
+                try:
+                    self._bring(roster, credentials, item, plan.version)
+                    break
+                except (OSError, EvidenceError) as problem:
+                    if self._board.roster != roster or self._is_closing.wait(_RETRY_S):
+                        return
+                    if attempt == _TRIES_MAX - 1:
+                        missing.append(item.shard)
+                        _log.warning(
+                            "everstep could not bring back rank %d from %s: %s", item.shard, item.source, problem
+                        )
+        if mine and plan.version is not None:
+            took_s = time.monotonic() - began_s
+            names = ", ".join(sorted({item.source for item in mine}))
+            _log.warning(
+                "everstep: host %s has step %d of %d ranks in memory again, from %s, in %.2f s",
+                roster.host,
+                plan.version.step,
+                len(mine) - len(missing),
+                names,
+                took_s,
+            )
+        self._board.missing = tuple(missing)
+        self._board.restored = roster.generation
+
+    def _bring(self, roster: PeerRoster, credentials: Credentials, item: Fetch, version: Version) -> None:
+        slots = self._stores.slots
+
+        def take(header: SlotHeader, fill: Fill) -> None:
+            if item.shard in roster.ranks[roster.host]:
+                slots.take(item.shard, item.slot, header, fill, in_place=False)
+            else:
+                slots.take_files(item.shard, item.slot, header, fill)
+
+        if item.source == roster.host:
+            found = self._stores.copies.find(item.shard, version)
+            if found is None:
+                raise EvidenceError(f"there is no copy of rank {item.shard} any more")
+            _copy(self._stores.copies, item.shard, found, take)
+            return
+        request = Request(shard=item.shard, version=version, urgent=True)
+        if not fetch(roster.addresses[item.source], credentials, request, take, lambda: self._board.roster == roster):
+            raise EvidenceError(f"host {item.source} does not have it any more")
+
+
+def _versions(store: ShardStore, shard: int) -> list[Version | None]:
+    """What each copy of a shard is."""
+    held = {item.slot: item.version for item in store.held(shard)}
+    return [held.get(slot) for slot in range(COPY_COUNT)]
+
+
+def _copy(store: ShardStore, shard: int, found: tuple[int, SlotHeader], take: Take) -> None:
+    """Fill a slot from one of this host's folders."""
+    slot, header = found
+    with store.reading(shard, slot, header) as views:
+        pieces = (view[at : at + PIECE_BYTES] for view in views for at in range(0, len(view), PIECE_BYTES))
+
+        def fill(into: memoryview) -> None:
+            with next(pieces) as piece:
+                into[:] = piece
+
+        take(header, fill)

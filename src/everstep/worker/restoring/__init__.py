@@ -1,0 +1,1 @@
+"""Finding the newest whole checkpoint and reading it into the live tensors of any number of ranks."""
