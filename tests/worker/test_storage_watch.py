@@ -10,10 +10,11 @@ import pytest
 from everstep.adapters.progress_page import PageReader, create_page
 from everstep.adapters.worker_environment import WorkerPaths
 from everstep.domain.errors import ConfigError
-from everstep.worker import storage_listing, storage_watch
 from everstep.worker.format.manifest import Manifest
 from everstep.worker.observer import Observer
+from everstep.worker.restoring import storage_listing
 from everstep.worker.restoring.storage_listing import StorageListing
+from everstep.worker.saving import storage_watch
 from everstep.worker.saving.storage_watch import Answer, Patience, StorageWatch
 
 
