@@ -29,6 +29,7 @@ from everstep.worker.saving.memory_tier import MemoryTier, draft_of, memory_fold
 from everstep.worker.saving.schedule import SaveConfig, Schedule, job_mtbf_s
 from everstep.worker.state import Sharing, TrainingState, versions_of
 from everstep.worker.stopping import Stopping
+from everstep.worker.withheld_steps import marks_of, withheld_steps
 
 _log = logging.getLogger(__name__)
 _MEMORY_AFTER_STEPS = 2
@@ -281,14 +282,16 @@ class Run:
         while self._rehearsals:
             self._rehearsals -= 1
             self._state.begin_body()
+            marks = marks_of(self._state)
             self._rehearsing = True
             try:
-                yield copy_of(batch)
+                with withheld_steps(self._state.optimizer):
+                    yield copy_of(batch)
             finally:
                 self._rehearsing = False
             if not self._state.stepped:
                 self._tell_doubts(["the optimizer did not step in the rehearsal"])
-            if again is not None:
+            if again is not None and marks != marks_of(self._state):
                 again()
             self._state.put_back(before, keep=self._rehearsals > 0)
             randomness.put_back(after_fetch)
