@@ -1,5 +1,6 @@
 """Small files and names that survive a power cut, and large ones written past the page cache. It needs no torch."""
 
+import concurrent.futures
 import contextlib
 import errno
 import fcntl
@@ -33,7 +34,7 @@ def write_past_cache(path: Path, content: "mmap.mmap | bytes", look: Callable[[m
     """A new large file from page-aligned memory, synced; around the page cache where the file system allows that.
 
     Args:
-        look: sees each piece of 8 MiB after it is written.
+        look: sees each piece of 8 MiB while it is written, in another thread: checksums take as long as a fast disk.
 
     Raises:
         OSError: the disk is full or broken; the file may be there in part.
@@ -50,25 +51,37 @@ def write_pieces_past_cache(path: Path, pieces: Iterable[memoryview], look: Call
         OSError: the disk is full or broken; the file may be there in part.
     """
     fd, direct = _open_direct(path)
+    pool = concurrent.futures.ThreadPoolExecutor(1)
     try:
         at = 0
         for piece in pieces:
             with piece:  # let go also when the disk is full
-                if direct and len(piece) % _PAGE_BYTES:
-                    direct = _go_through_cache(fd)
+                looking = pool.submit(look, piece)
                 try:
-                    _write_all(fd, piece)
-                except OSError as error:
-                    if not (direct and error.errno == errno.EINVAL):
-                        raise
-                    direct = _go_through_cache(fd)  # some file systems take the flag and refuse the write
-                    os.lseek(fd, at, os.SEEK_SET)
-                    _write_all(fd, piece)
-                look(piece)
+                    direct = _write_piece(fd, piece, at, direct)
+                finally:
+                    concurrent.futures.wait([looking])
+                looking.result()
                 at += len(piece)
         os.fsync(fd)
     finally:
+        pool.shutdown()
         os.close(fd)
+
+
+def _write_piece(fd: int, piece: memoryview, at: int, direct: bool) -> bool:
+    """Write one piece of a file; whether it still goes past the page cache."""
+    if direct and len(piece) % _PAGE_BYTES:
+        direct = _go_through_cache(fd)
+    try:
+        _write_all(fd, piece)
+    except OSError as error:
+        if not (direct and error.errno == errno.EINVAL):
+            raise
+        direct = _go_through_cache(fd)  # some file systems take the flag and refuse the write
+        os.lseek(fd, at, os.SEEK_SET)
+        _write_all(fd, piece)
+    return direct
 
 
 def _open_direct(path: Path) -> tuple[int, bool]:
