@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.policy.dumping import collective, dump
+from tests.policy.dumping import collective, dump, one_missing
 
 import everstep
 from everstep.cli.main import main
@@ -22,11 +22,8 @@ ALL = {"0": (0, 1, 2, 3)}
 def dumps(tmp_path: Path) -> Path:
     folder = tmp_path / "dumps"
     folder.mkdir()
-    frames = [{"name": "step", "filename": "/job/train.py", "line": 12}]
-    done = [collective(1, frames=frames), collective(2, frames=frames)]
-    stuck = collective(3, state="scheduled", retired=False, frames=frames)
-    for rank in range(4):
-        write(folder, rank, done if rank == 2 else [*done, stuck])
+    for rank, entries in enumerate(one_missing(ranks=4, missing=2)):
+        write(folder, rank, entries)
     return folder
 
 

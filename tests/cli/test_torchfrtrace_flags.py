@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from tests.policy.dumping import collective, dump
+from tests.policy.dumping import collective, dump, one_missing
 
 from everstep.cli.main import main
 
@@ -21,11 +21,8 @@ def dumps(tmp_path: Path) -> Path:
     """Rank 2 never enters number 3. NCCL's names, and a file of another group that -p keeps out."""
     folder = tmp_path / "dumps"
     folder.mkdir()
-    frames = [{"name": "step", "filename": "/job/train.py", "line": 12}]
-    done = [collective(1, frames=frames), collective(2, frames=frames)]
-    stuck = collective(3, state="scheduled", retired=False, frames=frames)
-    for rank in range(4):
-        raw = dump(done if rank == 2 else [*done, stuck], ALL)
+    for rank, entries in enumerate(one_missing(ranks=4, missing=2)):
+        raw = dump(entries, ALL)
         (folder / f"comm_lib_trace_rank_{rank}").write_bytes(pickle.dumps(raw, protocol=2))
     (folder / "older_1").write_bytes(pickle.dumps(dump([collective(7)], ALL), protocol=2))
     return folder

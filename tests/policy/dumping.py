@@ -34,6 +34,14 @@ def collective(seq: int, *, record: int | None = None, group: str = "0", **chang
     }
 
 
+def one_missing(*, ranks: int, missing: int) -> list[list[dict[str, Any]]]:
+    """The entries of each rank where one has not entered the third all_reduce and all others wait in it."""
+    frames = [{"name": "step", "filename": "/job/train.py", "line": 12}]
+    done = [collective(1, frames=frames), collective(2, frames=frames)]
+    stuck = collective(3, state="scheduled", retired=False, frames=frames)
+    return [done if rank == missing else [*done, stuck] for rank in range(ranks)]
+
+
 def message(name: str, number: int, *, record: int, group: str = "0", **changes: Any) -> dict[str, Any]:
     """A point-to-point operation such as `send 0->1` that has not ended."""
     changes = {"state": "scheduled", "retired": False, **changes}

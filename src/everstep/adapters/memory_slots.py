@@ -84,7 +84,7 @@ def _header_path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}.headers"
 
 
-def _map(path: Path, size: int) -> mmap.mmap:
+def map_page(path: Path, size: int) -> mmap.mmap:
     """A page of shared memory, made with zeros where it does not exist.
 
     Raises:
@@ -109,7 +109,7 @@ class RankSlots:
     """
 
     def __init__(self, folder: Path, rank: int) -> None:
-        self._memory = _map(_header_path(folder, rank), SLOT_COUNT * HEADER_BYTES)
+        self._memory = map_page(_header_path(folder, rank), SLOT_COUNT * HEADER_BYTES)
 
     def read(self, slot: int) -> SlotHeader:
         """The header; one that is torn or of another version reads as a slot in writing."""
@@ -241,8 +241,8 @@ class SavePages:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._plan = _map(folder / PLAN_NAME, _PAGE)
-        self._word = _map(folder / WORD_NAME, _PAGE)
+        self._plan = map_page(folder / PLAN_NAME, _PAGE)
+        self._word = map_page(folder / WORD_NAME, _PAGE)
 
     def plan(self) -> SavePlan:
         from_step, stride, way, later_from, later_stride, later_way, world_size = (

@@ -1,7 +1,6 @@
 """What a replicator is told and tells through files in the memory folder: roster, address, readiness, its pin."""
 
 import contextlib
-import mmap
 import os
 import struct
 import zlib
@@ -11,8 +10,9 @@ from pathlib import Path
 
 import msgspec
 
+from everstep.adapters.memory_slots import map_page
 from everstep.adapters.peer_line import is_loopback
-from everstep.domain.errors import ConfigError, EvidenceError, WorldError
+from everstep.domain.errors import ConfigError, EvidenceError
 
 ROSTER_NAME, ADDRESS_NAME, READY_NAME, CREDENTIALS_NAME, COPIES_NAME = (
     "peers.json",
@@ -155,15 +155,7 @@ class PeerPin:
     """
 
     def __init__(self, folder: Path) -> None:
-        try:
-            fd = os.open(folder / _PIN_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.posix_fallocate(fd, 0, _PAGE)
-                self._memory = mmap.mmap(fd, _PAGE)
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise WorldError(f"cannot use {_PIN_NAME} in shared memory: {error.strerror}") from error
+        self._memory = map_page(folder / _PIN_NAME, _PAGE)
 
     def step(self) -> int:
         """0 for none. Costs about a microsecond."""

@@ -3,12 +3,10 @@
 Every word has one writer, so nobody waits for anybody. Beside it, the agent's mark that an attempt is broken.
 """
 
-import mmap
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from everstep.domain.errors import WorldError
+from everstep.adapters.memory_slots import map_page
 
 _WORD_BYTES = 8
 _BROKEN = "broken"
@@ -27,15 +25,7 @@ class StopPage:
     def __init__(self, folder: Path, *, attempt: int, world_size: int) -> None:
         self._world_size = world_size
         size = _WORD_BYTES * (1 + 2 * world_size)
-        try:
-            fd = os.open(folder / f"stop-{attempt:04d}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            try:
-                os.posix_fallocate(fd, 0, size)
-                self._words = memoryview(mmap.mmap(fd, size)).cast("Q")
-            finally:
-                os.close(fd)
-        except OSError as error:
-            raise WorldError(f"cannot use the stop page in shared memory: {error.strerror}") from error
+        self._words = memoryview(map_page(folder / f"stop-{attempt:04d}", size)).cast("Q")
 
     def note_step(self, rank: int, step: int) -> None:
         """This rank has ended a step."""

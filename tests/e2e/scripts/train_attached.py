@@ -1,6 +1,5 @@
 """Trains with `attach` and writes a digest of the final weights; argument: steps, and where the digest goes."""
 
-import hashlib
 import sys
 import time
 from pathlib import Path
@@ -9,6 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
+from weights_digest import write_digest
 
 from everstep.worker import attach
 
@@ -33,10 +33,7 @@ def main() -> None:
         run.log(loss=loss.item())
         time.sleep(0.03)
     if dist.get_rank() == 0:
-        digest = hashlib.sha256()
-        for name, tensor in sorted(model.state_dict().items()):
-            digest.update(name.encode() + tensor.numpy().tobytes())
-        digest_file.write_text(digest.hexdigest())
+        write_digest(model, digest_file)
     dist.destroy_process_group()
 
 

@@ -1,6 +1,5 @@
 """Trains like train_attached.py, but builds nothing in vain when it resumes; arguments: steps, the digest's file."""
 
-import hashlib
 import os
 import sys
 import time
@@ -10,6 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
+from weights_digest import write_digest
 
 from everstep.worker import attach, resuming
 
@@ -40,10 +40,7 @@ def main() -> None:
         run.log(loss=loss.item())
         time.sleep(0.02)
     if dist.get_rank() == 0:
-        digest = hashlib.sha256()
-        for name, tensor in sorted(model.state_dict().items()):
-            digest.update(name.encode() + tensor.numpy().tobytes())
-        digest_file.write_text(digest.hexdigest())
+        write_digest(model, digest_file)
     dist.destroy_process_group()
 
 

@@ -82,7 +82,6 @@ class RankLayout:
 
     @property
     def size_bytes(self) -> int:
-        """Of the whole file, a multiple of a page."""
         """Of the file up to the end of its table; a memory slot goes on with a trailer."""
         return self.table_at + max(PAGE_BYTES, round_up(SUM_BYTES * self.block_count, PAGE_BYTES))
 

@@ -22,8 +22,9 @@ from everstep.domain.ids import Attempt
 from everstep.domain.phases import Phase
 from everstep.worker.format import manifest as manifests
 from everstep.worker.format.durable import sync_folder, write_durably
-from everstep.worker.format.layout import LAYOUT_NAME, METADATA_NAME, tensors_name
-from everstep.worker.format.manifest import COMMON, Crc32, FileEntry, Manifest
+from everstep.worker.format.layout import tensors_name
+from everstep.worker.format.manifest import FileEntry, Manifest
+from everstep.worker.format.publishing import publish, write_common, write_small
 from everstep.worker.format.rank_file import write_rank_file
 from everstep.worker.observer import Observer
 from everstep.worker.ranks import Ranks
@@ -186,14 +187,12 @@ class Checkpoints:
             with self._watch.asking(step, self.attempt):
                 if not twin:
                     seal, digest = write_rank_file(folder / name, layout, tensors, self._watch.moved)
-                rest, crc = bytes(rest_of(small)), Crc32()
-                crc.update(rest)
                 name = manifests.rest_name(rank)
-                write_durably(folder / name, rest)
+                rest = write_small(folder, name, bytes(rest_of(small)), rank=rank)
         except OSError as error:
             return _Written(error=f"{name}: {error.strerror}")
         file = FileEntry(name=tensors_name(holder), rank=rank, size_bytes=layout.size_bytes, digest=digest, seal=seal)
-        return _Written(entries=(file, FileEntry(name=name, rank=rank, size_bytes=len(rest), digest=crc.hexdigest())))
+        return _Written(entries=(file, rest))
 
     def _commit(self, temporary: Path, written: list[_Written], draft: Manifest) -> Saved:
         """The rename is the commit. Only rank 0 does this; only after it are older checkpoints removed."""
@@ -206,12 +205,12 @@ class Checkpoints:
             files = [entry for answer in written for entry in answer.entries]
             files = [e if e.digest else dataclasses.replace(e, digest=first.digest, seal=first.seal) for e in files]
             try:
-                files = [*self._write_layout(temporary), *files]
+                files = [*write_common(temporary, self._form.content, self._form.metadata), *files]
                 manifest = dataclasses.replace(draft, files=tuple(files), layout=self._form.name)
                 write_durably(temporary / manifests.MANIFEST_NAME, manifests.encode(manifest))
                 manifests.read(temporary)  # a rank on a host that does not share the directory shows here
                 sync_folder(temporary)
-                self._publish(temporary, manifest.step)
+                publish(temporary, self._directory / manifests.folder_name(manifest.step))
             except EvidenceError as missing:
                 error = f"{missing}: the directory must be one that all hosts share"
             except OSError as problem:
@@ -221,25 +220,6 @@ class Checkpoints:
         except OSError as problem:
             _log.warning("everstep cannot remove old checkpoints in %s: %s", self._directory, problem.strerror)
         return Saved(error=error, size_bytes=manifest.size_bytes)
-
-    def _write_layout(self, folder: Path) -> list[FileEntry]:
-        entries = []
-        for name, content in ((LAYOUT_NAME, self._form.content), (METADATA_NAME, self._form.metadata)):
-            write_durably(folder / name, content)
-            crc = Crc32()
-            crc.update(content)
-            entries.append(FileEntry(name=name, rank=COMMON, size_bytes=len(content), digest=crc.hexdigest()))
-        return entries
-
-    def _publish(self, temporary: Path, step: int) -> None:
-        target = self._directory / manifests.folder_name(step)
-        try:
-            temporary.rename(target)
-        except OSError:
-            if step not in manifests.complete_steps(self._directory):
-                raise
-            shutil.rmtree(temporary, ignore_errors=True)  # the saver was faster with this very step
-        sync_folder(self._directory)
 
     def _prune(self, temporary: Path, *, keep_leftovers: bool) -> None:
         if keep_leftovers:

@@ -14,8 +14,8 @@ import shutil
 import signal
 import sys
 import time
+import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -30,14 +30,16 @@ from everstep.adapters.memory_slots import (
     image_path,
     rest_path,
 )
-from everstep.domain.errors import ConfigError, EvidenceError
+from everstep.domain.errors import EvidenceError
 from everstep.policy.checkpoints import SlotState, committed_steps
 from everstep.worker.format import manifest as manifests
 from everstep.worker.format.durable import sync_folder, write_durably, write_past_cache
-from everstep.worker.format.layout import LAYOUT_NAME, METADATA_NAME, tensors_name
-from everstep.worker.format.manifest import COMMON, Crc32, FileEntry, Manifest
+from everstep.worker.format.layout import tensors_name
+from everstep.worker.format.manifest import Crc32, FileEntry, Manifest
+from everstep.worker.format.publishing import publish, write_common, write_small
 from everstep.worker.format.seal import Seal
 from everstep.worker.format.trailer import unpack
+from everstep.worker.saving.saver_order import SaverOrder
 
 _log = logging.getLogger(__name__)
 POLL_S = 0.1
@@ -45,18 +47,6 @@ TEMPORARY = ".saving-"
 _NICENESS = 10
 _BACKOFF_S = (5.0, 10.0, 30.0, 60.0)
 _DURATIONS_BETWEEN = 3
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaverJob:
-    """What rank 0 ordered (`memory_tier.SaverOrder`)."""
-
-    directory: str
-    world_size: int
-    every_steps: int | None
-    every_s: float
-    keep: int
-    attempt: int
 
 
 class Overtaken(Exception):
@@ -77,7 +67,7 @@ class Saver:
         # A dead saver's pin holds nothing, and its disk keeps nobody waiting.
         self._word = dataclasses.replace(word, pinned=0, pid=os.getpid(), began_ns=0, moved_ns=0)
         self._pages.write_word(self._word)
-        self._job: SaverJob | None = None
+        self._job: SaverOrder | None = None
         self._job_stamp = 0
         self._headers: list[RankSlots] = []
         self._next_s = 0.0
@@ -117,7 +107,7 @@ class Saver:
             stamp = path.stat().st_mtime_ns
             if stamp == self._job_stamp:
                 return
-            job = msgspec.json.decode(path.read_bytes(), type=SaverJob)
+            job = msgspec.json.decode(path.read_bytes(), type=SaverOrder)
         except (OSError, msgspec.MsgspecError):
             return  # not there yet
         self._job, self._job_stamp = job, stamp
@@ -212,7 +202,6 @@ class Saver:
         assert self._job is not None
         directory = Path(self._job.directory)
         slots = self._slots_of(step)
-        target = directory / manifests.folder_name(step)
         temporary.mkdir(parents=True)
         entries = self._write_layout(temporary, slots[0])
         for rank, (slot, header) in enumerate(slots):
@@ -225,13 +214,7 @@ class Saver:
         manifest = dataclasses.replace(draft, files=tuple(entries))
         write_durably(temporary / manifests.MANIFEST_NAME, manifests.encode(manifest))
         sync_folder(temporary)
-        try:
-            temporary.rename(target)
-        except OSError:
-            if not _is_complete(target):
-                raise
-            shutil.rmtree(temporary, ignore_errors=True)  # the ranks saved this very step themselves
-        sync_folder(directory)
+        publish(temporary, directory / manifests.folder_name(step))
         return manifest.size_bytes
 
     def _slots_of(self, step: int) -> list[tuple[int, SlotHeader]]:
@@ -257,13 +240,7 @@ class Saver:
         except EvidenceError:
             self._raise_if_overtaken(0, slot, header)
             raise
-        entries = []
-        for name, content in ((LAYOUT_NAME, layout), (METADATA_NAME, metadata)):
-            write_durably(folder / name, content)
-            crc = Crc32()
-            crc.update(content)
-            entries.append(FileEntry(name=name, rank=COMMON, size_bytes=len(content), digest=crc.hexdigest()))
-        return entries
+        return write_common(folder, layout, metadata)
 
     def _write_image(self, folder: Path, rank: int, slot: int, header: SlotHeader) -> FileEntry:
         """Raises EvidenceError where the slot is not what its header says."""
@@ -293,18 +270,10 @@ class Saver:
 
     def _write_rest(self, folder: Path, rank: int, slot: int, header: SlotHeader) -> FileEntry:
         content = rest_path(self._folder, rank, slot).read_bytes()
-        crc = Crc32()
-        crc.update(content)
-        if len(content) != header.rest_bytes or crc.value != header.rest_seal:
+        if len(content) != header.rest_bytes or zlib.crc32(content) != header.rest_seal:
             self._raise_if_overtaken(rank, slot, header)
             raise EvidenceError(f"step {header.step}: the memory of rank {rank} was changed after it was written")
-        write_durably(folder / manifests.rest_name(rank), content)
-        return FileEntry(
-            name=manifests.rest_name(rank),
-            rank=rank,
-            size_bytes=len(content),
-            digest=crc.hexdigest(),
-        )
+        return write_small(folder, manifests.rest_name(rank), content, rank=rank)
 
     def _raise_if_overtaken(self, rank: int, slot: int, header: SlotHeader) -> None:
         if self._headers[rank].read(slot) != header:
@@ -321,14 +290,6 @@ class Saver:
                 shutil.rmtree(aside, ignore_errors=True)
         except OSError as error:
             _log.warning("everstep cannot remove old checkpoints in %s: %s", directory, error.strerror)
-
-
-def _is_complete(folder: Path) -> bool:
-    try:
-        manifests.read(folder)
-    except (EvidenceError, ConfigError):
-        return False
-    return True
 
 
 def main(arguments: list[str]) -> int:
