@@ -62,6 +62,26 @@ class CoordinatorChannel(Protocol):
     def send(self, command: HostCommand, *, host: HostId) -> None: ...
 
 
+class Board(Protocol):
+    """Where the hosts of a job leave each other short messages: addresses, mostly. Not in the ledger; newest wins."""
+
+    def post(self, key: str, value: bytes) -> None:
+        """Put a value there, in the place of an older one; it may be seen a moment later.
+
+        Raises:
+            WorldError: the board cannot be reached.
+        """
+        ...
+
+    def read(self, key: str, *, within_s: float) -> bytes:
+        """The value; waits until some host has posted one.
+
+        Raises:
+            WorldError: nobody has within `within_s`, or the board cannot be reached.
+        """
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exit:
     """How a worker ended, with what it left behind (see `domain.events.WorkerExited`)."""
