@@ -1,25 +1,23 @@
-"""The mirror over the real S3 protocol, where s3fs and moto's server are installed (they are large, so CI has none)."""
+"""The mirror over the real S3 protocol: s3fs on one side, moto's server on loopback on the other."""
 
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
+import boto3
 import pytest
+from moto.server import ThreadedMotoServer
 from tests.worker.test_mirror import complete, content, save
 
 from everstep.adapters.object_store import ObjectStore
 from everstep.domain.errors import WorldError
 from everstep.worker.mirror.store_copies import Mirror
 
-pytest.importorskip("s3fs")
-moto_server = pytest.importorskip("moto.server")
-boto3 = pytest.importorskip("boto3")
-
 
 @pytest.fixture(scope="module")
 def bucket() -> Iterator[str]:
     monkeypatch = pytest.MonkeyPatch()
-    server = moto_server.ThreadedMotoServer(port=0)
+    server = ThreadedMotoServer(port=0)
     server.start()
     host, port = server.get_host_and_port()
     for name, value in {
