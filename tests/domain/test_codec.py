@@ -138,6 +138,6 @@ def test_an_event_of_unknown_type_or_shape_is_refused_in_words() -> None:
 def test_lists_of_values_become_json_too() -> None:
     joined = HostJoined(at_s=1.0, host=HostId("ü"), worker_count=2, address="a")
     assert json.loads(to_json([joined, Ticked(at_s=2.0)])) == [
-        {"at_s": 1.0, "host": "ü", "worker_count": 2, "address": "a", "members": []},
+        {"at_s": 1.0, "host": "ü", "worker_count": 2, "address": "a", "members": [], "place": None},
         {"at_s": 2.0},
     ]

@@ -6,7 +6,7 @@ from tests.policy.making import Story
 
 from everstep.domain.commands import FinishJob, RecordVerdict, ReplaceHost, Rung, StartWorkers
 from everstep.domain.errors import ExitCode
-from everstep.domain.events import HostJoined, HostLost
+from everstep.domain.events import HostJoined, HostLost, Ticked
 from everstep.domain.ids import HostId
 from everstep.domain.verdicts import Trouble
 from everstep.policy.recovery import RecoveryConfig
@@ -81,6 +81,32 @@ def test_a_host_that_comes_back_to_its_own_place_replaces_nobody() -> None:
     story.stopped(1)
     (start,) = join(story, "h0")
     assert hosts_of(start) == ["h0", "h1"]
+
+
+def test_hosts_are_waited_for_so_long_and_the_sentence_names_who_is_there() -> None:
+    spares = SpareConfig(waits_for_hosts=True, wait_s=30.0)
+    story = Story(RecoveryConfig(spares=spares), hosts=2, per_host=1)
+    story.join(0)
+    assert story.tell(Ticked, after_s=29.0) == []
+    (end,) = story.tell(Ticked, after_s=2.0)
+    assert (end.exit_code, end.summary) == (ExitCode.RETRY_ELSEWHERE, "only 1 of 2 hosts are here (h0) after 30 s")
+
+
+def test_the_wait_for_a_replacement_counts_from_when_all_have_stopped() -> None:
+    spares = SpareConfig(waits_for_hosts=True, wait_s=30.0)
+    story = Story(RecoveryConfig(spares=spares), hosts=2, per_host=1).begin()
+    story.tell(HostLost, host=HostId("h0"), reason="gone", after_s=100.0)
+    story.stopped(1)
+    assert story.tell(Ticked, after_s=29.0) == []
+    (end,) = story.tell(Ticked, after_s=2.0)
+    assert end.summary.startswith("only 1 of 2 hosts are here (h1)")
+
+
+def test_hosts_stand_by_their_place_and_those_without_one_come_last() -> None:
+    story = Story(hosts=3, per_host=1)
+    for name, place in (("a", None), ("b", 1), ("c", 0)):
+        said = story.tell(HostJoined, host=HostId(name), worker_count=1, address=name, place=place)
+    assert hosts_of(said[0]) == ["c", "b", "a"]
 
 
 def test_a_host_that_is_lost_while_all_are_being_stopped_is_not_waited_for() -> None:

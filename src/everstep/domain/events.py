@@ -41,6 +41,7 @@ class HostJoined:
     Attributes:
         members: the hosts that this agent speaks for, with equal parts of the places; empty: itself alone. An agent may
             join again with more members, which were repaired.
+        place: where it wants to stand among the agents, the lowest first; those without one come last, by name.
     """
 
     at_s: float
@@ -48,6 +49,7 @@ class HostJoined:
     worker_count: int
     address: str
     members: tuple[HostId, ...] = ()
+    place: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,6 +125,7 @@ class Job:
         self._reset_attempt(0.0)
         self._ending: _Ending | None = None
         self._start_at_s = 0.0
+        self._waiting_since_s = 0.0
         self._best_step = 0
 
     def _reset_attempt(self, at_s: float) -> None:
@@ -215,13 +216,13 @@ class Job:
     # --- membership and starts
 
     def _join(self, event: HostJoined) -> tuple[Command, ...]:
-        self._pool.join(event.host, event.members or (event.host,), event.worker_count)
+        self._pool.join(event.host, event.members or (event.host,), event.worker_count, place=event.place)
         return self._start(event.at_s) if self._state is _State.WAITING else ()
 
     def _start(self, at_s: float) -> tuple[Command, ...]:
         """Start an attempt, or wait for the hosts that it takes."""
         if not self._pool.fill(at_s):
-            self._state = _State.WAITING
+            self._await_hosts(at_s)
             return ()
         self._shares = self._pool.shares()
         self._hosts = {share.host for share in self._shares}
@@ -249,8 +250,14 @@ class Job:
             ),
         )
 
+    def _await_hosts(self, at_s: float) -> None:
+        if self._state is not _State.WAITING:
+            self._waiting_since_s = at_s
+        self._state = _State.WAITING
+
     def _resume(self, event: RunResumed) -> tuple[Command, ...]:
         self._state = _State.WAITING
+        self._waiting_since_s = event.at_s
         self._hosts.clear()
         self._pool.clear()
         self._inquiry = None
@@ -284,13 +291,19 @@ class Job:
         The state changes here and not at a tick: a tick without a command is not in the ledger.
         """
         if self._state is _State.PAUSING and not self._pool.is_enough:
-            self._state = _State.WAITING
+            self._await_hosts(event.at_s)
         if self._state is _State.STOPPING:
             return self._when_all_have_stopped(event.at_s)
         if not was_in_use:
             return ()
         cause = Cause(component="Lost Host", category="Host")
         return self._fail_simply(Trouble.HOST_LOST, event.host, event.reason, cause, event.at_s)
+
+    def _wait_no_longer(self, at_s: float) -> tuple[Command, ...]:
+        decision = Decision(rung=Rung.GIVE_BACK, exit_code=ExitCode.RETRY_ELSEWHERE, why="too few hosts have come")
+        summary = f"only {self._pool.lack} after {self._config.spares.wait_s:g} s"
+        self._ending = _Ending(decision=decision, summary=summary)
+        return self._finish(at_s)
 
     def _start_failed(self, event: StartFailed) -> tuple[Command, ...]:
         if not event.final:
@@ -318,6 +331,8 @@ class Job:
     def _tick(self, at_s: float) -> tuple[Command, ...]:
         if self._state is _State.PAUSING and at_s >= self._start_at_s:
             return self._start(at_s)
+        if self._state is _State.WAITING and at_s >= self._waiting_since_s + self._config.spares.wait_s:
+            return self._wait_no_longer(at_s)
         if self._inquiry is not None:
             if self._inquiry.due(at_s):
                 return self._inquiry.collect(at_s)
@@ -512,7 +527,10 @@ class Job:
         decision = self._ending.decision
         if decision.exit_code is not None:
             return self._finish(at_s)
-        self._state = _State.PAUSING if self._pool.is_enough else _State.WAITING
+        if self._pool.is_enough:
+            self._state = _State.PAUSING
+        else:
+            self._await_hosts(at_s)
         self._start_at_s = at_s + decision.delay_s
         self._rung, self._why = decision.rung, decision.why
         return self._start(at_s) if decision.delay_s == 0 else ()

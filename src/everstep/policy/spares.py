@@ -5,6 +5,7 @@ arXiv 2410.21680) is replaced as soon as a better host is idle, and stays as the
 fail is worth more than none. Knows no clock: time comes with each call.
 """
 
+import math
 from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,11 +23,13 @@ class SpareConfig:
         are taken by name instead of by their failures.
     lemon_window_s: 28 days.
     waits_for_hosts: with too few hosts the job waits for one to join, instead of giving itself back.
+    wait_s: how long it waits, at the start too.
     """
 
     lemon_failures: int = 3
     lemon_window_s: float = 28 * _DAY_S
     waits_for_hosts: bool = False
+    wait_s: float = math.inf
 
     def __post_init__(self) -> None:
         assert self.lemon_failures >= 0
@@ -42,7 +45,7 @@ class Replacement:
 
 
 class HostPool:
-    """Membership. The first `need` hosts by agent and name are used; those that join beyond are spares.
+    """Membership. The first `need` hosts by place, agent and name are used; those that join beyond are spares.
 
     Args:
         need: how many hosts an attempt takes.
@@ -54,6 +57,8 @@ class HostPool:
         self._agents: dict[HostId, HostId] = {}
         """Every host that is there, with the agent that speaks for it."""
         self._places: dict[HostId, int] = {}
+        self._standing: dict[HostId, float] = {}
+        """Where each agent wants to stand."""
         self._in_use: set[HostId] = set()
         self._idle: set[HostId] = set()
         self._vacated: list[HostId] = []
@@ -65,8 +70,9 @@ class HostPool:
         self.replacements: tuple[Replacement, ...] = ()
         """What the last `fill` changed."""
 
-    def join(self, agent: HostId, hosts: Sequence[HostId], worker_count: int) -> None:
+    def join(self, agent: HostId, hosts: Sequence[HostId], worker_count: int, *, place: int | None = None) -> None:
         """Hosts are there, or there again; `worker_count` counts all of them together, in equal parts."""
+        self._standing[agent] = math.inf if place is None else place
         for host in hosts:
             if host in self._agents:
                 continue
@@ -96,6 +102,12 @@ class HostPool:
     def is_enough(self) -> bool:
         return 0 < self._need <= len(self._agents)
 
+    @property
+    def lack(self) -> str:
+        """Who is there while others are waited for, for a sentence."""
+        names = ", ".join(sorted(self._agents)) or "nobody"
+        return f"{len(self._agents)} of {self._need} hosts are here ({names})"
+
     def fill(self, at_s: float) -> bool:
         """Put idle hosts into free places, the best first; False, and nothing changes, when there are too few."""
         if not self.is_enough:
@@ -115,9 +127,9 @@ class HostPool:
         return True
 
     def shares(self) -> tuple[HostShare, ...]:
-        """The ranks of each agent, by its name."""
+        """The ranks of each agent, by its place and name."""
         first, shares = 0, []
-        for agent, count in sorted(self._workers.items()):
+        for agent, count in sorted(self._workers.items(), key=lambda item: (self._standing[item[0]], item[0])):
             if count:
                 shares.append(HostShare(host=agent, first_rank=Rank(first), count=count))
                 first += count
@@ -154,9 +166,10 @@ class HostPool:
         self._vacated.append(host)
         return True
 
-    def _merit(self, host: HostId, at_s: float) -> tuple[bool, int, HostId, HostId]:
+    def _merit(self, host: HostId, at_s: float) -> tuple[bool, int, float, HostId, HostId]:
         failures = self._failures_within(host, at_s) if self._config.lemon_failures else 0
-        return self._is_excluded(host, at_s), failures, self._agents[host], host
+        agent = self._agents[host]
+        return self._is_excluded(host, at_s), failures, self._standing[agent], agent, host
 
     def _is_excluded(self, host: HostId, at_s: float) -> bool:
         return self._excluded_until_s.get(host, -1.0) > at_s or self.is_lemon(host, at_s)
