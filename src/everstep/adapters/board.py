@@ -5,12 +5,13 @@ Knows nothing of what the values mean.
 
 import threading
 import time
+from collections.abc import Callable
 
 from everstep.domain.errors import WorldError
 
 KEY_BYTES_MAX = 256
 VALUE_BYTES_MAX = 64 << 10
-KEYS_MAX = 4096
+KEYS_MAX = 1024
 """Beyond it the oldest value goes."""
 
 
@@ -20,6 +21,7 @@ class LocalBoard:
     def __init__(self) -> None:
         self._values: dict[str, bytes] = {}
         self._news = threading.Condition()
+        self._tellers: dict[object, Callable[[str, bytes], None]] = {}
 
     def post(self, key: str, value: bytes) -> None:
         """See `ports.Board`."""
@@ -30,7 +32,20 @@ class LocalBoard:
             self._values[key] = value
             while len(self._values) > KEYS_MAX:
                 del self._values[next(iter(self._values))]
+            for tell in self._tellers.values():
+                tell(key, value)
             self._news.notify_all()
+
+    def follow(self, who: object, tell: Callable[[str, bytes], None]) -> None:
+        """Have `tell` called with every value there is and will be, in order; it must not wait for anything."""
+        with self._news:
+            for key, value in self._values.items():
+                tell(key, value)
+            self._tellers[who] = tell
+
+    def unfollow(self, who: object) -> None:
+        with self._news:
+            self._tellers.pop(who, None)
 
     def read(self, key: str, *, within_s: float) -> bytes:
         """See `ports.Board`."""

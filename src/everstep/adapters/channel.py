@@ -1,4 +1,7 @@
-"""The line between coordinator and agents inside one process: two queues and a wake-up."""
+"""The line between coordinator and agents inside one process: two queues and a wake-up.
+
+Agents on other hosts are plugged in here by whoever has a line to them.
+"""
 
 import queue
 from collections.abc import Callable, Sequence
@@ -19,13 +22,26 @@ class LocalChannel:
 
     def __init__(self, *, wake: Callable[[], None]) -> None:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()  # its put is safe inside a signal handler
-        self._ends: dict[HostId, LocalAgentEnd] = {}
+        self._takers: dict[HostId, Callable[[HostCommand], None]] = {}
         self._wake = wake
 
     def agent_end(self, host: HostId) -> "LocalAgentEnd":
         end = LocalAgentEnd(self.post)
-        self._ends[host] = end
+
+        def take(command: HostCommand) -> None:
+            end.put(command)
+            self._wake()
+
+        self._takers[host] = take
         return end
+
+    def plug(self, host: HostId, take: Callable[[HostCommand], None]) -> None:
+        """Commands to this host go to `take`; its events come by `post`."""
+        self._takers[host] = take
+
+    def unplug(self, host: HostId) -> None:
+        """The host is gone; commands to it are dropped, as HostLost tells the policy."""
+        self._takers.pop(host, None)
 
     def post(self, event: Event) -> None:
         """Hand in an event from anywhere, also from a signal handler's thread."""
@@ -41,8 +57,9 @@ class LocalChannel:
         return events
 
     def send(self, command: HostCommand, *, host: HostId) -> None:
-        self._ends[host].put(command)
-        self._wake()
+        take = self._takers.get(host)
+        if take is not None:
+            take(command)
 
 
 class LocalAgentEnd:

@@ -13,6 +13,13 @@ class MonotonicClock:
     def __init__(self, *, start_at_s: float = 0.0) -> None:
         self.zero_ns = time.monotonic_ns() - int(start_at_s * 1e9)
 
+    @classmethod
+    def of_zero(cls, zero_ns: int) -> "MonotonicClock":
+        """A clock whose second 0 was at this time of CLOCK_MONOTONIC, as another host's clock tells it."""
+        clock = cls()
+        clock.zero_ns = zero_ns
+        return clock
+
     def now_s(self) -> float:
         return self.to_run_s(time.monotonic_ns())
 

@@ -130,6 +130,10 @@ class Line:
         with contextlib.suppress(OSError):
             self._socket.close()
 
+    def release(self) -> socket.socket:
+        """The greeted connection, for another kind of line to go on with; this one is over."""
+        return self._socket
+
     def send(self, frame: bytes) -> None:
         """One frame."""
         assert len(frame) <= FRAME_BYTES_MAX

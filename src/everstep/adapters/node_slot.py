@@ -1,0 +1,85 @@
+"""Which of several nodes on one machine this `everstep run` is: a numbered lock file, let go by the kernel at its end.
+
+A node that was killed and is started again finds its number free, and with it what it left in memory.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from everstep.domain.errors import WorldError
+
+_SHARED_MEMORY = Path("/dev/shm")
+_SLOTS_MAX = 256
+
+
+def slots_folder() -> Path:
+    return _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+
+
+@contextlib.contextmanager
+def node_slot(job: str, *, rank: int | None, folder: Path | None = None) -> Iterator[int]:
+    """Hold a number from 1 that no other node of this job on this machine holds.
+
+    Args:
+        job: what the nodes of one job have in common and two jobs on one machine have not.
+        rank: the node's own --node-rank, which finds its number again.
+        folder: where the lock files lie; it must forget them when the machine restarts.
+
+    Raises:
+        WorldError: no lock can be had.
+    """
+    folder = folder or slots_folder()
+    digest = hashlib.blake2b(job.encode(), digest_size=8).hexdigest()
+    stem = f"everstep-node-{os.getuid()}-{digest}"
+    try:
+        with _alone(folder, stem):
+            number, path, fd = _take(folder, stem, "-" if rank is None else str(rank))
+    except OSError as error:
+        raise WorldError(f"cannot find out which node of this machine this is ({error.strerror})") from error
+    try:
+        yield number
+    finally:
+        with contextlib.suppress(OSError), _alone(folder, stem):
+            path.unlink()
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def _alone(folder: Path, stem: str) -> Iterator[None]:
+    """One node at a time looks, so that none takes a number whose file is just going."""
+    fd = os.open(folder / f"{stem}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _take(folder: Path, stem: str, mark: str) -> tuple[int, Path, int]:
+    """The number that was this node's; else a new one; else one that a dead node left."""
+    free: list[tuple[int, int, int]] = []
+    with contextlib.ExitStack() as opened:
+        for number in range(1, _SLOTS_MAX + 1):
+            fd = os.open(folder / f"{stem}.{number}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            opened.callback(os.close, fd)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                continue
+            was = os.pread(fd, 16, 0).decode(errors="replace")
+            free.append(((was != mark) + (was not in (mark, "")), number, fd))
+            if was in (mark, ""):
+                break
+        if not free:
+            raise WorldError(f"{_SLOTS_MAX} nodes of one job on one machine are surely a slip")
+        _, number, fd = min(free)
+        if (last := free[-1])[1] != number and not os.fstat(last[2]).st_size:
+            (folder / f"{stem}.{last[1]}").unlink()  # made while looking
+        os.ftruncate(fd, 0)
+        os.pwrite(fd, mark.encode(), 0)
+        return number, folder / f"{stem}.{number}", os.dup(fd)  # shares the lock

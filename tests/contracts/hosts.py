@@ -1,0 +1,91 @@
+"""A coordinator and hosts with real lines between them, over loopback with TLS; no test of its own."""
+
+import contextlib
+import queue
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from everstep.adapters.board import LocalBoard
+from everstep.adapters.channel import LocalChannel
+from everstep.adapters.clock import MonotonicClock
+from everstep.adapters.host_joining import HostBoard, HostEnd, Welcomed, join
+from everstep.adapters.host_line import LineConfig
+from everstep.adapters.host_messages import Hello
+from everstep.adapters.host_switchboard import HostSwitchboard, Terms
+from everstep.adapters.peer_line import Credentials, address_of, listen, load_credentials, make_credentials
+from everstep.domain.ids import HostId
+
+QUICK = LineConfig(beat_s=0.1, silence_s=1.0)
+TERMS = Terms(
+    run="run-1",
+    host=HostId("h0"),
+    host_count_max=3,
+    everstep="1",
+    nnodes="3",
+    program=("train.py",),
+    rdzv_id="",
+    line=QUICK,
+)
+HELLO = Hello(host="h1", instance="i", everstep="1", nnodes="3", program=("train.py",), rdzv_id="")
+
+
+@dataclass
+class Center:
+    """The coordinator's side."""
+
+    folder: Path
+    terms: Terms = TERMS
+    clock: MonotonicClock = field(default_factory=lambda: MonotonicClock(start_at_s=1000.0))
+    board: LocalBoard = field(default_factory=LocalBoard)
+    wakes: list[int] = field(default_factory=list)
+    address: str = "127.0.0.1:0"
+
+    def __post_init__(self) -> None:
+        if not (self.folder / "secret").exists():
+            make_credentials(self.folder)
+        self.credentials = self.load()
+        self.channel = LocalChannel(wake=lambda: self.wakes.append(1))
+        self.switchboard = self._open()
+
+    def _open(self) -> HostSwitchboard:
+        listener = listen(self.address)
+        self.address = address_of(listener)
+        board, clock = self.board, self.clock
+        switchboard = HostSwitchboard(
+            listener, self.credentials, self.terms, channel=self.channel, board=board, clock=clock
+        )
+        switchboard.start()
+        return switchboard
+
+    def load(self) -> Credentials:
+        return load_credentials(self.folder, encrypted=True)
+
+    def join(self, host: str = "h1", instance: str = "i") -> "Host":
+        hello = Hello(**{name: getattr(HELLO, name) for name in HELLO.__struct_fields__} | {"host": host})
+        hello = Hello(**{name: getattr(hello, name) for name in hello.__struct_fields__} | {"instance": instance})
+        return Host(join(self.address, self.credentials, hello))
+
+
+@dataclass
+class Host:
+    """Another host's side."""
+
+    welcomed: Welcomed
+    config: LineConfig = QUICK
+
+    def __post_init__(self) -> None:
+        self.board = HostBoard()
+        self.wakes: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self.end = HostEnd(
+            self.welcomed.connection, board=self.board, wake=lambda: self.wakes.put(1), config=self.config
+        )
+
+
+@contextlib.contextmanager
+def center(folder: Path, **changes: object) -> Iterator[Center]:
+    made = Center(folder, terms=replace(TERMS, **changes))  # type: ignore[arg-type]
+    try:
+        yield made
+    finally:
+        made.switchboard.close()
