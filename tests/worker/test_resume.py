@@ -10,6 +10,8 @@ CASES: dict[str, dict[str, Any]] = {
     "ddp of three": DDP3,
     "ddp of four": {"kind": "ddp", "world": 4},
     "ddp of three with several buckets": {**DDP3, "width": 700, "ddp": {"bucket_cap_mb": 1}},
+    "ddp of three without a rehearsal": {**DDP3, "attach": {"rehearse": False}},
+    "ddp of three with a rehearsal": {**DDP3, "attach": {"rehearse": True}},
     "ddp of three with a static graph": {**DDP3, "ddp": {"static_graph": True}},
     "ddp of three with gradients in its buckets, zeroed": {
         **DDP3,
@@ -32,13 +34,13 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def killed_and_resumed(lab: Any, spec: dict[str, Any], save_every: int) -> tuple[Any, Any]:
-    """The steps of an uninterrupted run after the save, and of one that was killed in step 8 and resumed."""
+def killed_and_resumed(lab: Any, spec: dict[str, Any], save_every: int, die_at: int = 8) -> tuple[Any, Any]:
+    """The steps of an uninterrupted run after the save, and of one that was killed in a step and resumed."""
     attach = {"save_every_steps": save_every, **spec.pop("attach", {})}
     whole = lab.train("whole", **spec, until=12, attach=attach, directory=str(lab.folder / "other"))
-    lab.train("first", **spec, until=12, attach=attach, die_at=8, code=KILLED)
+    lab.train("first", **spec, until=12, attach=attach, die_at=die_at, code=KILLED)
     second = lab.train("second", **spec, until=12, attach=attach, seed=99)
-    saved = 7 // save_every * save_every
+    saved = (die_at - 1) // save_every * save_every
     assert lab.restored_step("second") == saved
     return [rank[saved:] for rank in whole], second
 
@@ -60,8 +62,23 @@ def test_a_checkpoint_at_the_very_end_of_an_epoch_resumes_with_the_next(spec: di
     assert resumed == expected
 
 
-def test_without_a_rehearsal_ddp_of_three_gets_other_parameters_and_says_so(lab: Any) -> None:
-    expected, resumed = killed_and_resumed(lab, {**DDP3, "attach": {"rehearse": False}}, save_every=6)
+def rehearsed(lab: Any, name: str) -> bool:
+    return any(kind == "WorkerReady" and body["part"] == "rehearsed" for kind, body in lab.notes(name))
+
+
+def test_a_rehearsal_is_for_those_who_ask_and_for_checkpoints_that_know_no_buckets(lab: Any) -> None:
+    expected, resumed = killed_and_resumed(lab, dict(DDP3), save_every=2, die_at=3)
+    assert resumed == expected
+    assert rehearsed(lab, "second")
+    lab.train("third", **DDP3, until=14, attach={"save_every_steps": 2})
+    assert lab.restored_step("third") == 12
+    assert not rehearsed(lab, "third")
+    lab.train("fourth", **DDP3, until=16, attach={"rehearse": True})
+    assert rehearsed(lab, "fourth")
+
+
+def test_with_neither_buckets_nor_a_rehearsal_ddp_of_three_gets_other_parameters_and_says_so(lab: Any) -> None:
+    expected, resumed = killed_and_resumed(lab, {**DDP3, "attach": {"rehearse": False}}, save_every=2, die_at=3)
     assert [rank[0]["data"] for rank in resumed] == [rank[0]["data"] for rank in expected]
     assert [rank[-1]["parameters"] for rank in resumed] != [rank[-1]["parameters"] for rank in expected]
     assert "rehearse=False" in lab.errors("second")

@@ -18,6 +18,7 @@ from everstep.domain.errors import ConfigError, WorldError
 from everstep.domain.phases import Phase
 from everstep.worker.data import randomness
 from everstep.worker.data.feed import Feed, copy_of
+from everstep.worker.ddp_buckets import Buckets
 from everstep.worker.exactness import doubts_at_resume, doubts_at_save, iterations_until_settled
 from everstep.worker.format.manifest import Manifest
 from everstep.worker.observer import Observer, current
@@ -84,7 +85,10 @@ def attach(
         restored = Restoring(state, checkpoints.directory, memory, ranks, observer, checkpoints.attempt).run()
         keep_promise(restored=restored is not None)
         tier = MemoryTier(memory, ranks, observer, config)
-        run = Run(config, state, checkpoints, tier, observer, restored)
+        buckets = Buckets(state, (extra or {}).values())
+        if restored is not None and config.rehearse is not True:
+            buckets.settle(restored.own.get("buckets", ""), ranks)
+        run = Run(config, state, checkpoints, tier, buckets, restored)
         run.stopping = _stopping(memory, ranks, observer)
     if restored is not None:
         observer.notes.part("restored")
@@ -104,8 +108,8 @@ def _stopping(memory: Path | None, ranks: Ranks, observer: Observer) -> Stopping
     return stopping
 
 
-def _rehearsals(config: SaveConfig, state: TrainingState) -> int:
-    if config.rehearse is False:
+def _rehearsals(config: SaveConfig, state: TrainingState, buckets: Buckets) -> int:
+    if config.rehearse is False or buckets.are_settled:
         return 0
     return max(iterations_until_settled(state.ddp), int(config.rehearse is True))
 
@@ -119,14 +123,15 @@ class Run:
         state: TrainingState,
         checkpoints: Checkpoints,
         memory: MemoryTier,
-        observer: Observer,
+        buckets: Buckets,
         restored: Restored | None,
     ) -> None:
         self._config = config
         self._state = state
         self._checkpoints = checkpoints
-        self._observer = observer
+        self._observer = observer = current()
         self._memory = memory
+        self._buckets = buckets
         self._leads = checkpoints.leads
         self._resume: dict[str, Any] | None = None  # position and random numbers, until the loop stands there
         self._position: dict[str, Any] | None = None  # where the loop before stood
@@ -143,7 +148,7 @@ class Run:
         self._before: tuple[Callable[[], None] | None, list[int]] = None, []  # reads again what was restored
         if restored is not None:
             self._step = self._saved_step = restored.manifest.step
-            self._rehearsals = _rehearsals(config, state)
+            self._rehearsals = _rehearsals(config, state, buckets)
             self._resume = restored.own
             self._position = self._resume["data"]
             if self._rehearsals:
@@ -351,15 +356,16 @@ class Run:
         self._memory.save(self._step, self._own(), self._draft())
 
     def _draft(self) -> Manifest:
-        doubts = doubts_at_save(self._state.ddp, self._config.rehearse, self._loader)
+        unsettled = self._state.ddp if not self._buckets.record else None
+        doubts = doubts_at_save(unsettled, self._config.rehearse, self._loader)
         replicated = self._state.sharing is Sharing.REPLICATED
         return draft_of(self._step, self._checkpoints.world_size, self._schedule.interval_steps, doubts, replicated)
 
     def _own(self) -> dict[str, Any]:
-        """Where this rank stands in its data and its random numbers."""
+        """Where this rank stands in its data and its random numbers, and how DDP sums."""
         if self._feed is not None:
             self._position = {**self._feed.position(), "loop": self._loop}
-        return {"random": randomness.capture_own(), "data": self._position}
+        return {"random": randomness.capture_own(), "data": self._position, "buckets": self._buckets.record}
 
     def _tell_doubts(self, doubts: list[str]) -> None:
         if doubts and self._leads:

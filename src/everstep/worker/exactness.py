@@ -17,7 +17,8 @@ def doubts_at_save(ddp: DistributedDataParallel | None, rehearse: object, loader
     """What the manifest should say; empty when a resume on the same machines is exact.
 
     Args:
-        rehearse: the setting; False leaves DDP's order of sums to chance.
+        ddp: whose buckets are not on record.
+        rehearse: the setting; False leaves DDP's order of sums to chance, where it is not on record.
     """
     doubts = []
     if rehearse is False and iterations_until_settled(ddp):
