@@ -5,15 +5,16 @@ STAMP := $(VENV)/.installed
 BIN := $(VENV)/bin
 
 .DEFAULT_GOAL := help
-.PHONY: bench-checkpoint help demo test e2e sim check format bench bench-plan bench-simulate bench-diagnose
+.PHONY: help demo test e2e sim check format bench bench-plan bench-simulate bench-diagnose \
+	bench-checkpoint bench-checkpoint-kills bench-checkpoint-peers bench-storage-hang
 
 help:  ## list these targets
-	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | expand -t 16
+	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## */\1\t/' | expand -t 26
 
 demo: $(STAMP)  ## watch a real job lose a worker and recover
 	@$(BIN)/everstep demo
 
-test: $(STAMP)  ## run every test below tests/e2e
+test: $(STAMP)  ## run all tests but those in tests/e2e
 	@$(BIN)/python -m pytest tests --ignore=tests/e2e
 
 e2e: $(STAMP)  ## run real jobs with real kills and freezes
@@ -45,6 +46,15 @@ bench-simulate: $(STAMP)  ## measure the simulated cluster against what was publ
 
 bench-checkpoint: $(STAMP)  ## measure saves, restores and restarts beside PyTorch's own
 	@$(BIN)/python bench/checkpoint.py
+
+bench-checkpoint-kills: $(STAMP)  ## kill workers, saver, uploader and agent 500 times amid saves (some 15 minutes)
+	@$(BIN)/python bench/checkpoint_kills.py
+
+bench-checkpoint-peers: $(STAMP)  ## measure copies between hosts, and what training pays for them
+	@$(BIN)/python bench/checkpoint_peers.py
+
+bench-storage-hang: $(STAMP)  ## hang a job's checkpoint disk for a minute; needs gcc
+	@$(BIN)/python bench/storage_hang.py
 
 # Installed once, and again only after pyproject.toml or constraints.txt changed.
 $(STAMP): pyproject.toml constraints.txt

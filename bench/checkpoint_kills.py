@@ -1,155 +1,120 @@
-"""Kills workers, savers and agents of a job at random moments, says the command again, and compares the final weights.
+"""`make bench-checkpoint-kills`: kills -9 at random moments of saves, and the weights of every job compared.
 
-Every kill must leave a complete checkpoint, never older than the newest step that was complete on all ranks before,
-and every resume must begin with one that is no older than that either.
+Workers, saver, uploader or the agent itself die; the same command is said again. No kill may cost a complete checkpoint
+or make the mirror count a torn one, every resume must begin with what was complete before, and the final weights must
+be those of a run that nothing touched, bit for bit.
 """
 
 import argparse
 import contextlib
+import json
 import os
+import platform
 import random
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # so that `python bench/checkpoint_kills.py` works
 
-from everstep.adapters.ledger_file import read_entries
-from everstep.adapters.memory_folder import folder_of
-from everstep.adapters.memory_slots import RankSlots, SavePages, ranks_present
-from everstep.adapters.processes import processes_of_run
+from bench.killed_run import KilledRun
+from bench.machine import load1
 from everstep.domain.codec import Entry
 from everstep.domain.commands import StartWorkers
-from everstep.domain.errors import EverstepError
-from everstep.domain.events import CheckpointRefused, CheckpointRestored, RunStarted
-from everstep.policy.checkpoints import committed_steps
-from everstep.worker.format.manifest import complete_steps
+from everstep.domain.events import CheckpointMirrored, CheckpointRefused, CheckpointRestored
 
-SCRIPT = Path(__file__).resolve().parent / "kill_target.py"
-WORLD_SIZE = 2
+RESULT = Path(__file__).resolve().parent / "results" / "checkpoint_kills.json"
 WITHIN_S = 60.0
-SHARES = {"worker": 0.35, "all workers": 0.3, "saver": 0.25, "agent": 0.1}
+SHARES = {"worker": 0.25, "all workers": 0.2, "saver": 0.22, "uploader": 0.25, "agent": 0.08}
 """How often each is killed: after an agent's death everything starts cold, which takes as long as ten other kills."""
+WORKS_AT = {"worker": "memory", "all workers": "memory", "saver": "disk", "uploader": "mirror"}
+"""Half of the kills wait until the victim's own kind of save is under way; the others come at any time."""
+AIM_WITHIN_S = 1.0
+LATER_S = {"memory": 0.004, "disk": 0.08, "mirror": 0.08, "": 0.08}
+"""And then up to so much later: about as long as such a save takes here."""
 
 
 @dataclass(slots=True)
-class Tally:
-    """What happened. `moments` has the wall time of each kill of the present job and what was complete then."""
+class Job:
+    """What happened to one job.
 
-    kills: dict[str, int] = field(default_factory=lambda: dict.fromkeys(SHARES, 0))
+    Attributes:
+        kills: the victims, in their order.
+        amid: where to a save was under way at a kill: memory, disk, mirror.
+        went_back: tiers or resumes that were older after a kill than before.
+        torn: what the mirror counted as complete and was not.
+        mirror_lacks: what was wrong with the mirror's newest step at the end; empty when nothing was.
+    """
+
+    number: int
+    seed: str
+    kills: list[str] = field(default_factory=list)
+    amid: list[str] = field(default_factory=list)
     went_back: list[str] = field(default_factory=list)
-    moments: list[tuple[datetime, int]] = field(default_factory=list)
-
-    @property
-    def total(self) -> int:
-        return sum(self.kills.values())
-
-
-class Victim:
-    """One run, started again after each death of its agent."""
-
-    def __init__(self, folder: Path, steps: int) -> None:
-        self.folder = folder
-        self._command = [
-            *(str(Path(sys.executable).with_name("everstep")), "run", "--nproc-per-node", str(WORLD_SIZE)),
-            *("--quiet", "--run-dir", str(folder), str(SCRIPT), str(steps), str(folder / "digest")),
-        ]
-        self._run = ""
-        self.process = self._start()
-
-    def _start(self) -> "subprocess.Popen[bytes]":
-        log = (self.folder.parent / f"{self.folder.name}.log").open("ab")
-        with log:
-            environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-            return subprocess.Popen(self._command, stdout=log, stderr=log, env=environment)
-
-    def again(self) -> None:
-        self.process = self._start()
-
-    @property
-    def run(self) -> str:
-        if not self._run:
-            with contextlib.suppress(EverstepError, OSError):
-                first = next(iter(read_entries(self.folder / "ledger.jsonl")), None)
-                if first is not None and isinstance(first.body, RunStarted):
-                    self._run = str(first.body.run)
-        return self._run
-
-    def committed(self) -> int:
-        """The newest step that is complete on all ranks in memory, or on disk.
-
-        Memory is looked at first: it goes only when the disk has what was in it.
-        """
-        memory, found = folder_of(self.run), 0
-        with contextlib.suppress(EverstepError, OSError):
-            if self.run and len(ranks_present(memory)) == WORLD_SIZE:
-                ranks = [RankSlots(memory, rank).slots() for rank in range(WORLD_SIZE)]
-                found = next(iter(committed_steps(ranks)), 0)
-        with contextlib.suppress(OSError):
-            found = max(found, next(iter(complete_steps(self.folder / "checkpoints")), 0))
-        return found
-
-    def saver(self) -> int:
-        with contextlib.suppress(EverstepError, OSError):
-            if (memory := folder_of(self.run)).is_dir():
-                return SavePages(memory).word().pid
-        return 0
-
-    def workers(self) -> list[int]:
-        marked = processes_of_run(self.run) if self.run else []
-        return [pid for pid in marked if b"LOCAL_RANK=" in _environment(pid) or _is_worker(pid)]
+    torn: list[str] = field(default_factory=list)
+    mirror_lacks: str = ""
+    same_weights: bool = False
+    resumes: int = 0
+    refusals: int = 0
+    mirrored: int = 0
+    took_s: float = 0.0
+    load: float = field(default_factory=load1)
 
 
-def _environment(pid: int) -> bytes:
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/environ").read_bytes()
-    return b""
+def kill_once(run: KilledRun, chance: random.Random, job: Job) -> tuple[datetime, int] | None:
+    """Wait for progress, then kill something at a random moment; go on.
 
-
-def _is_worker(pid: int) -> bool:
-    """Forks of the zygote have its environment; only the ranks have mapped a progress page."""
-    with contextlib.suppress(OSError):
-        return ".page" in Path(f"/proc/{pid}/maps").read_text()
-    return False
-
-
-def kill_once(victim: Victim, chance: random.Random, tally: Tally) -> None:
-    """Wait for progress, then kill something at a random moment; go on."""
-    before, ends_s = victim.committed(), time.monotonic() + WITHIN_S
-    while victim.committed() < before + 2 and victim.process.poll() is None and time.monotonic() < ends_s:
+    Returns:
+        When that was, and the newest step that was complete then; None when there was nothing to kill.
+    """
+    ends_s, enough = _now() + WITHIN_S, run.newest() + 2
+    while run.newest() < enough and run.agent.poll() is None and _now() < ends_s:
         time.sleep(0.005)
-    time.sleep(chance.random() * 0.08)
-    if victim.process.poll() is not None:
-        return
     [kind] = chance.choices(list(SHARES), list(SHARES.values()))
-    workers, newest = victim.workers(), victim.committed()
-    targets = {
-        "worker": workers[chance.randrange(len(workers)) :][:1] if workers else [],
-        "all workers": workers,
-        "saver": [victim.saver()],
-        "agent": [victim.process.pid],
-    }[kind]
-    for pid in targets:
-        if pid > 1:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-                tally.kills[kind] += pid == targets[0]
-    tally.moments.append((datetime.now(UTC), newest))
+    pids = run.alive().get(kind, [])
+    if run.agent.poll() is not None or not pids:
+        return None
+    newest, in_mirror = aim(run, chance, WORKS_AT.get(kind, "") if chance.random() < 0.5 else "")
+    under_way, moment = run.under_way(), datetime.now(UTC)
+    for pid in pids if kind == "all workers" else [chance.choice(pids)]:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    job.kills.append(kind)
+    job.amid += under_way
     if kind == "agent":
-        victim.process.wait()
+        run.agent.wait()
         time.sleep(chance.random() * 0.2)
-        victim.again()
-    if (after := victim.committed()) < newest:
-        tally.went_back.append(f"{kind}: {newest} before, {after} after")
+        run.again()
+    for tier, before, after in (
+        ("memory and disk", newest, run.newest()),
+        ("the mirror", in_mirror, run.newest_in_mirror()),
+    ):
+        if after < before:
+            job.went_back.append(f"{kind} killed, {tier}: {before} before, {after} after")
+    job.torn += run.torn_in_mirror()
+    return moment, newest
 
 
-def resumes_that_went_back(entries: list[Entry], moments: list[tuple[datetime, int]]) -> list[str]:
+def aim(run: KilledRun, chance: random.Random, work: str) -> tuple[int, int]:
+    """Wait for a random moment, of the given kind of save if there is one; what was newest then, also in the mirror."""
+    later_s = chance.random() * LATER_S[work]
+    ends_s = _now() + (AIM_WITHIN_S if work else later_s)
+    while True:
+        newest, in_mirror, has_begun = run.newest(), run.newest_in_mirror(), work and work in run.under_way()
+        if has_begun:
+            time.sleep(later_s)
+        if has_begun or _now() > ends_s or run.agent.poll() is not None:
+            return newest, in_mirror
+
+
+def resumes_that_went_back(entries: Sequence[Entry], moments: Sequence[tuple[datetime, int]]) -> list[str]:
     """Resumes from something older than what was complete when the attempt before was killed."""
     found, floor = [], 0
     for entry in entries:
@@ -161,55 +126,121 @@ def resumes_that_went_back(entries: list[Entry], moments: list[tuple[datetime, i
     return found
 
 
-def train(folder: Path, steps: int, chance: random.Random | None, tally: Tally, kills: int) -> tuple[str, Victim]:
-    victim, in_vain, reached = Victim(folder, steps), 0, 0
-    while victim.process.poll() is None:
-        if chance is not None and tally.total < kills:
-            kill_once(victim, chance, tally)
+def play(folder: Path, steps: int, job: Job, kills: int, expected: str) -> str:
+    """One job from its begin to its end; the digest of its weights.
+
+    Args:
+        kills: at most so many; after them it is left alone.
+        expected: what the digest should be; empty for the run that says so.
+    """
+    run, chance, moments, in_vain, reached, began_s = (
+        KilledRun(folder, steps),
+        random.Random(job.seed),
+        [],
+        0,
+        0,
+        _now(),
+    )
+    while run.agent.poll() is None:
+        if len(job.kills) < kills:
+            if moment := kill_once(run, chance, job):
+                moments.append(moment)
         else:
             time.sleep(0.05)
-        if victim.process.poll() not in (None, 0):
-            in_vain = 0 if victim.committed() > reached else in_vain + 1
-            reached = victim.committed()
+        if run.agent.poll() not in (None, 0):
+            in_vain = 0 if run.newest() > reached else in_vain + 1
+            reached = run.newest()
             if in_vain > 5:
-                raise SystemExit(f"the job cannot run at all: see {victim.folder}.log")
-            victim.again()  # its budget of restarts is spent: a person would say it again as well
-    digest = folder / "digest"
-    return digest.read_text() if digest.exists() else "", victim
+                raise SystemExit(f"the job cannot run at all: see {run.log}")
+            run.again()  # its budget of restarts is spent: a person would say it again as well
+    entries = run.entries()
+    bodies = [entry.body for entry in entries]
+    job.went_back += resumes_that_went_back(entries, moments)
+    job.torn += run.torn_in_mirror()
+    job.mirror_lacks = run.mirror_at_the_end()
+    job.same_weights = run.digest() == expected
+    job.resumes = sum(isinstance(body, CheckpointRestored) for body in bodies)
+    job.refusals = sum(isinstance(body, CheckpointRefused) for body in bodies)
+    job.mirrored = sum(isinstance(body, CheckpointMirrored) for body in bodies)
+    job.took_s = round(_now() - began_s, 1)
+    return run.digest()
+
+
+def _now() -> float:
+    return time.monotonic()
+
+
+def is_good(job: Job) -> bool:
+    return job.same_weights and not (job.went_back or job.torn or job.mirror_lacks)
+
+
+def sentence(jobs: Sequence[Job], wanted: int) -> str:
+    """The one line of result."""
+    kills, amid = [kind for job in jobs for kind in job.kills], [where for job in jobs for where in job.amid]
+    total, bad = len(kills), sum(not is_good(job) for job in jobs)
+    parts = [
+        f"{total} of {wanted} kills ({_counts(kills)}; amid a save to {_counts(amid)})",
+        f"{len(jobs)} jobs",
+        f"{sum(job.resumes for job in jobs)} resumes",
+        f"{sum(job.mirrored for job in jobs)} uploads",
+        f"{sum(job.refusals for job in jobs)} refused",
+        f"{sum(not job.same_weights for job in jobs)} with other weights",
+        f"{sum(len(job.went_back) for job in jobs)} went back",
+        f"{sum(len(job.torn) for job in jobs)} torn in the mirror",
+        f"{sum(bool(job.mirror_lacks) for job in jobs)} ends without the newest in the mirror",
+        f"{sum(job.took_s for job in jobs):.0f} s",
+    ]
+    return f"{', '.join(parts)}: {'MISSED' if bad else 'met' if total >= wanted else 'met so far'}"
+
+
+def _counts(names: Sequence[str]) -> str:
+    return ", ".join(f"{name} {count}" for name, count in Counter(names).most_common())
+
+
+def read_jobs() -> list[Job]:
+    """What an earlier call has measured."""
+    rows = json.loads(RESULT.read_text())["jobs"] if RESULT.exists() else []
+    return [Job(**row) for row in rows]
+
+
+def write_jobs(jobs: Sequence[Job], wanted: int, steps: int) -> None:
+    about = {"at": datetime.now(UTC).isoformat(), "cpus": os.cpu_count(), "kernel": platform.release(), "steps": steps}
+    RESULT.parent.mkdir(exist_ok=True)
+    document = {**about, "result": sentence(jobs, wanted), "jobs": [asdict(job) for job in jobs]}
+    RESULT.write_text(json.dumps(document, indent=1) + "\n")
 
 
 def main() -> int:
-    """Returns 0 when no kill lost anything and the weights are the same."""
-    parser = argparse.ArgumentParser(description="Kill at random moments of saves and compare the weights.")
+    """Returns 0 when no kill lost anything, 1 when one did, 2 when the time was over before all were made."""
+    parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--kills", type=int, default=500)
-    parser.add_argument("--steps", type=int, default=150, help="steps of each job; jobs follow until all are done")
+    parser.add_argument(
+        "--steps", type=int, default=300, help="steps of each job; jobs follow until all kills are made"
+    )
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=1e9, help="no job begins later than this")
+    parser.add_argument("--resume", action="store_true", help=f"go on after the jobs in {RESULT.name}")
     args = parser.parse_args()
-    chance, tally = random.Random(args.seed), Tally()
+    began_s, jobs = _now(), read_jobs() if args.resume else []
     folder = Path(tempfile.mkdtemp(prefix="everstep-kills-"))
-    expected, _ = train(folder / "whole", args.steps, None, tally, 0)
+    expected = play(folder / "whole", args.steps, Job(number=0, seed=""), 0, "")
     assert expected, "the untouched run failed"
-    number = different = refused = restored = 0
-    began_s = time.monotonic()
-    while tally.total < args.kills:
-        number += 1
-        tally.moments.clear()
-        digest, victim = train(folder / f"job-{number}", args.steps, chance, tally, args.kills)
-        different += digest != expected
-        entries = list(read_entries(victim.folder / "ledger.jsonl"))
-        tally.went_back += resumes_that_went_back(entries, tally.moments)
-        bodies = [entry.body for entry in entries]
-        refused += sum(isinstance(body, CheckpointRefused) for body in bodies)
-        restored += sum(isinstance(body, CheckpointRestored) for body in bodies)
-        took_s = time.monotonic() - began_s
-        print(f"job {number}: {tally.total} kills {tally.kills} in {took_s:.0f} s, same weights: {digest == expected}")
-    print(f"{tally.total} kills {tally.kills}, {number} jobs, {restored} resumes, {refused} refusals, {took_s:.0f} s")
-    print(f"jobs with other weights: {different}; went back: {tally.went_back or 'never'}")
-    if different or tally.went_back:
+    while (left := args.kills - sum(len(job.kills) for job in jobs)) > 0 and _now() - began_s < args.minutes * 60:
+        job = Job(number=len(jobs) + 1, seed=f"{args.seed}-{len(jobs) + 1}")
+        play(folder / f"job-{job.number}", args.steps, job, left, expected)
+        jobs.append(job)
+        write_jobs(jobs, args.kills, args.steps)
+        print(f"job {job.number}: {sentence([job], left)}", file=sys.stderr)
+        if is_good(job):
+            for path in folder.glob(f"job-{job.number}*"):
+                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    print(sentence(jobs, args.kills))
+    if bad := [job for job in jobs if not is_good(job)]:
+        print(*(f"job {job.number}: {job.went_back} {job.torn} {job.mirror_lacks}" for job in bad), sep="\n")
         print(f"kept: {folder}")
         return 1
     shutil.rmtree(folder)
-    return 0
+    return 0 if left <= 0 else 2
 
 
 if __name__ == "__main__":

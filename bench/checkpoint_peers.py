@@ -1,7 +1,8 @@
-"""What copies on other hosts cost: time per transfer against the round's memcpy, and training steps while one runs.
+"""`make bench-checkpoint-peers`: what copies on other hosts cost, in time per transfer and in steps of training.
 
 Two simulated hosts (a memory folder and a replicator each) copy each other's shard over loopback, beside two ranks that
-train on the same cores; TLS and plain, at several rates. Rounds are paired: steps without a transfer, then with one.
+train on the same cores; TLS and plain, at several rates, beside the round's memcpy. Rounds are paired: steps without a
+transfer, then with one.
 """
 
 import argparse

@@ -1,11 +1,14 @@
-"""Hangs the checkpoint disk of a running job for a minute, for real, and says what that cost: steps, words, durability.
+"""`make bench-storage-hang`: hangs a job's checkpoint disk for a minute, for real, and says what that cost.
 
-Needs gcc: the disk is made to hang by a library that is loaded before the C library (tests/storage).
+Steps, words and durability are measured. Needs gcc: the disk is made to hang by a library that is loaded before the
+C library (tests/storage).
 """
 
 import argparse
 import itertools
+import json
 import os
+import platform
 import shutil
 import statistics
 import subprocess
@@ -13,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +29,9 @@ from everstep.domain.errors import EverstepError
 from everstep.domain.events import CheckpointDelayed, CheckpointSaved, StallSuspected, StepsFinished
 
 SCRIPT = Path(__file__).resolve().parent.parent / "tests" / "e2e" / "scripts" / "train_slowly.py"
+RESULT = Path(__file__).resolve().parent / "results" / "storage_hang.json"
+STEP_BAR_S = 5.0
+"""A step that takes longer has waited for the disk."""
 _T = TypeVar("_T")
 
 
@@ -52,7 +59,7 @@ def await_(condition: Callable[[], object], within_s: float = 120.0) -> None:
 
 
 def main() -> int:
-    """Returns 0 when training never stopped and durability came back."""
+    """Returns 0 when training never stopped, durability came back, and the person was told."""
     parser = argparse.ArgumentParser(description="Hang the disk under a running job.")
     parser.add_argument("--seconds", type=float, default=60.0, help="how long it hangs")
     args = parser.parse_args()
@@ -84,14 +91,25 @@ def main() -> int:
     process.wait()
     ends = step_ends(folder)
     healthy_s, hung = statistics.median(steps_in(ends[:before])), steps_in(ends[before:during])
-    print(f"median step {healthy_s * 1000:.1f} ms before, {statistics.median(hung) * 1000:.1f} ms while the disk hung")
-    print(f"{len(hung)} steps in those {args.seconds:.0f} s, the longest {max(hung):.2f} s")
-    print(f"durable again {back_s:.2f} s after the disk")
-    for body in found(folder, CheckpointDelayed):
-        print(f"told after {body.waited_s:.0f} s: {body.reason}")
-    print(f"suspected hangs: {len(found(folder, StallSuspected))}")
+    told = [f"after {body.waited_s:.0f} s: {body.reason}" for body in found(folder, CheckpointDelayed)]
+    figures = {
+        "hung_s": args.seconds,
+        "median_step_before_s": round(healthy_s, 4),
+        "median_step_during_s": round(statistics.median(hung), 4),
+        "longest_step_during_s": round(max(hung), 3),
+        "steps_during": len(hung),
+        "durable_again_after_s": round(back_s, 2),
+        "suspected_hangs": len(found(folder, StallSuspected)),
+        "is_met": max(hung) <= STEP_BAR_S and bool(told),
+    }
+    for name, value in figures.items():
+        print(f"{name:22} {value}")
+    print(*(f"told {sentence}" for sentence in told), sep="\n")
+    about = {"at": datetime.now(UTC).isoformat(), "cpus": os.cpu_count(), "kernel": platform.release()}
+    RESULT.parent.mkdir(exist_ok=True)
+    RESULT.write_text(json.dumps({**about, **figures, "told": told}, indent=1) + "\n")
     shutil.rmtree(scratch)
-    return int(max(hung) > 5.0)
+    return int(not figures["is_met"])
 
 
 if __name__ == "__main__":
