@@ -14,6 +14,7 @@ from everstep.cli.simulate_batch import exact_of
 from everstep.cli.simulate_play import play
 from everstep.domain.causes import LLAMA3, LLAMA3_PLANNED_COUNT, LLAMA3_UNEXPECTED_COUNT, FaultKind
 from everstep.domain.errors import ConfigError, EvidenceError
+from everstep.planning import evaluate, preset_plan
 from everstep.policy.accounting import Category
 from everstep.sim import presets
 from everstep.sim.delays import EVERSTEP, Origin, with_measured
@@ -51,6 +52,14 @@ def test_the_drawn_failures_are_llama_3s_within_sampling_error() -> None:
         expected = DRAWS * row.count
         chi2 += (sum(run[row.cause.component] for run in runs) - expected) ** 2 / expected
     assert chi2 < 41  # 17 degrees of freedom: the 99.9th percentile is 40.8
+
+
+def test_plan_and_simulator_differ_by_their_restarts_alone_as_docs_planning_says() -> None:
+    one, plan = presets.LLAMA3, preset_plan("llama3-405b")
+    assert abs(one.restart_mean_s - (187 + 135 + 55)) < 1
+    with_its_times = evaluate(replace(plan, detection_s=187, restart_s=135, restore_s=55)).value("effective_share")
+    assert round(with_its_times, 3) == 0.924
+    assert 0 < with_its_times - exact_of(one) < 0.006  # the work that planned interruptions lose in the simulator
 
 
 def test_the_share_of_silences_is_that_of_the_table() -> None:
