@@ -10,6 +10,8 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
+
 from everstep.adapters.memory_folder import MemoryFolder, open_folder
 from everstep.adapters.memory_slots import RankSlots, SlotHeader, image_path, ranks_present, rest_path
 from everstep.adapters.peer_files import (
@@ -25,7 +27,10 @@ from everstep.adapters.peer_line import make_credentials
 from everstep.policy.checkpoints import SlotState
 from everstep.policy.peers import Host, place
 from everstep.policy.replication import Version
+from everstep.worker.format import layout as layouts
+from everstep.worker.format.manifest import Manifest
 from everstep.worker.format.seal import seal_of
+from everstep.worker.format.trailer import pack
 from everstep.worker.peers.shard_store import version_of
 
 WITHIN_S = 30.0
@@ -77,7 +82,7 @@ class SimulatedHost:
         assert self.process is not None
         self.process.send_signal(signal.SIGKILL)
         self.process.wait()
-        os.close(self._write_end)
+        self.end()
 
     def lose(self) -> None:
         """The host is gone with all that it had."""
@@ -91,6 +96,12 @@ class SimulatedHost:
         assert self.process is not None
         os.close(self._write_end)
         assert self.process.wait(10) == 0
+
+    def end(self) -> None:
+        """The run is over; the replicator ends when its host's saver has."""
+        if self._write_end >= 0:
+            os.close(self._write_end)
+        self._write_end = -1
 
     def copies(self, shard: int) -> list[Version]:
         return complete(self.folder / COPIES_NAME, shard)
@@ -217,3 +228,65 @@ def save(cluster: Cluster, step: int, *, slot: int, size: int = MB + 1000) -> No
 
 def steps(cluster: Cluster) -> list[int]:
     return [version.step for version in cluster.held_by_all()]
+
+
+LAYOUT = layouts.encode(
+    layouts.Layout(
+        torch="2.13", ranks=(layouts.RankLayout(pieces=(), table_at=0),), values=(), parameters=(), states={}
+    )
+)
+
+
+def write_slot(folder: Path, rank: int, slot: int, step: int, *, of: int, size: int = MB, attempt: int = 1) -> None:
+    """A slot that a saver can write to disk: it tells its layout."""
+    content = bytes([rank + 1, step % 256]) * (size // 2) + pack(LAYOUT, b"metadata")
+    rest = f"rest of {rank} at {step}".encode()
+    headers = RankSlots(folder, rank)
+    headers.write(slot, SlotHeader(state=SlotState.WRITING))
+    image_path(folder, rank, slot).write_bytes(content)
+    rest_path(folder, rank, slot).write_bytes(rest)
+    draft = Manifest(
+        step=step, world_size=of, torch="2.13", thread_count=1, interval_steps=1, inexact_because=(), files=()
+    )
+    header = SlotHeader(
+        state=SlotState.COMPLETE,
+        step=step,
+        layout=layouts.digest_of(LAYOUT),
+        image_bytes=len(content),
+        rest_bytes=len(rest),
+        image_seal=seal_of(content),
+        rest_seal=zlib.crc32(rest),
+        attempt=attempt,
+        facts=msgspec.json.encode(draft),
+    )
+    headers.write(slot, header)
+
+
+class SaverOfHost:
+    """The saver of a simulated host, as a process."""
+
+    def __init__(self, host: SimulatedHost) -> None:
+        self._host = host
+        self._process: subprocess.Popen[bytes] | None = None
+        self._write_end = -1
+
+    def start(self) -> None:
+        read_end, self._write_end = os.pipe()
+        command = [sys.executable, "-m", "everstep.worker.saving.saver", str(read_end), str(self._host.folder)]
+        with self._host.errors.open("ab") as errors:
+            self._process = subprocess.Popen(command, pass_fds=[read_end], stderr=errors, start_new_session=True)
+        os.close(read_end)
+
+    def kill(self) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.kill()
+            self._process.wait()
+            os.close(self._write_end)
+
+    def end(self) -> None:
+        """The run is over; it does what is left by itself."""
+        os.close(self._write_end)
+
+    def wait(self, within_s: float) -> int:
+        assert self._process is not None
+        return self._process.wait(within_s)

@@ -19,6 +19,8 @@ from everstep.domain.errors import WorldError
 _log = logging.getLogger(__name__)
 SHARED_MEMORY = Path("/dev/shm")
 _LOCK_NAME = "lock"
+WANTED_NAME = "wanted"
+"""A start of the run leaves it while it waits for the folder: whoever still works there need not wait for others."""
 _PAUSE_S = 0.05
 _TELL_AFTER_S = 5.0
 
@@ -64,7 +66,9 @@ def open_folder(run: str, *, parent: Path = SHARED_MEMORY, patience_s: float = 6
                 if path.stat().st_uid != os.getuid():
                     raise WorldError(f"{path} belongs to somebody else")
                 if (lock := _try_lock(path)) is not None:
+                    (path / WANTED_NAME).unlink(missing_ok=True)
                     return MemoryFolder(path=path, lock=lock)
+                (path / WANTED_NAME).touch()
             if time.monotonic() >= deadline_s:
                 raise WorldError(f"{path} is still in use after {patience_s:.0f} s")
             if time.monotonic() >= tell_s:

@@ -10,6 +10,9 @@ from everstep.adapters.memory_folder import MemoryFolder, remove_folder
 from everstep.adapters.memory_slots import JOB_NAME
 from everstep.adapters.piped_process import PipedProcess
 
+KEPT_NAME = "kept"
+"""A saver that leaves this file leaves the folder, too: what is in it is not on disk, and other hosts may come back."""
+
 
 class SaverProcess:
     """Keeps a saver alive beside the workers.
@@ -43,7 +46,7 @@ class SaverProcess:
         done = True
         if self._process.pid or (self._folder.path / JOB_NAME).exists():
             done = self._process.finish(within_s=within_s, what="the newest step is not on disk")
-        if done:
+        if done and not (self._folder.path / KEPT_NAME).exists():
             remove_folder(self._folder.path)
         with contextlib.suppress(OSError):
             self._folder.release()

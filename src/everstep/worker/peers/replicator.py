@@ -12,8 +12,10 @@ import select
 import signal
 import socket
 import sys
+import time
 from pathlib import Path
 
+from everstep.adapters.leader_page import LeaderPage
 from everstep.adapters.memory_folder import share_lock
 from everstep.adapters.memory_slots import SLOT_COUNT, SavePages, SavePlan, ranks_present
 from everstep.adapters.peer_files import (
@@ -32,7 +34,7 @@ from everstep.adapters.peer_files import (
 from everstep.adapters.peer_line import Credentials, address_of, listen, load_credentials
 from everstep.domain.errors import ConfigError, EvidenceError, WorldError
 from everstep.policy.replication import HeldShard, HostReport, next_word
-from everstep.worker.peers.board import Board, Watch, members_of
+from everstep.worker.peers.board import Board, Lead, Watch, members_of
 from everstep.worker.peers.mover import Mover, Stores
 from everstep.worker.peers.service import LOOK_WITHIN_S, News, Page, PeerService
 from everstep.worker.peers.shard_store import ShardStore
@@ -41,6 +43,8 @@ _log = logging.getLogger(__name__)
 POLL_S = 0.02
 _NICENESS = 10
 _CLOSED_WITHIN_S = 2.0
+_LINGER_S = 600.0
+_LAST_WORD_S = 2 * LOOK_WITHIN_S
 _ANY_PORT = "127.0.0.1:0"
 
 
@@ -60,6 +64,7 @@ class Replicator:
         self._stores = Stores(slots=ShardStore(folder), copies=ShardStore(folder / COPIES_NAME), pin=PeerPin(folder))
         self._stores.pin.write(0)  # a dead one's pin holds nothing
         self._pages = SavePages(folder)
+        self._leader = LeaderPage(folder)
         self._board = Board()
         self._watches: dict[str, Watch] = {}
         self._credentials: Credentials | None = None
@@ -67,6 +72,8 @@ class Replicator:
         self._roster_stamp = 0, 0
         self._told = ""
         self._ready_told = 0
+        self._led: tuple[HostReport, tuple[Page, ...]] | None = None
+        """What this host last said, where it leads."""
         if (ready := read_readiness(folder)) is not None:
             # A dead one brought everything back, and ranks may run: nothing of theirs may be touched again.
             self._ready_told = self._board.restored = ready.generation
@@ -102,7 +109,9 @@ class Replicator:
         )
         members = members_of(roster)
         leads = members.leader == roster.host
-        self._board.tell(report, pages, self._pages.plan() if leads else None)
+        lead = Lead(plan=self._pages.plan(), saver=self._leader.read()) if leads else None
+        self._board.tell(report, pages, lead)
+        self._led = (report, pages) if leads else None
         if leads:
             word = next_word(
                 self._board.word,
@@ -113,6 +122,16 @@ class Replicator:
             )
             self._board.lead(word)
         self._tell_ready(roster)
+
+    def linger(self) -> None:
+        """Carry the savers' words as long as this host's one is at work for the last time, and a moment longer."""
+        ends_s = time.monotonic() + _LINGER_S
+        while time.monotonic() < ends_s and _lives(self._pages.word().pid) and self._folder.is_dir():
+            self.turn()
+            time.sleep(POLL_S)
+        if self._led is not None:
+            self._board.tell(*self._led, Lead(plan=self._pages.plan(), saver=self._leader.read()))
+            time.sleep(_LAST_WORD_S)
 
     def close(self) -> None:
         for watch in self._watches.values():
@@ -158,6 +177,8 @@ class Replicator:
             self._plans[host] = news.plan  # a look that was under way at the opening must not bring the old one back
             if news.plan not in (SavePlan(), self._pages.plan()):
                 self._pages.write_plan(news.plan)
+        if news.saver is not None and 0 in roster.ranks[host] and news.saver != self._leader.read():
+            self._leader.write(news.saver)
 
     @staticmethod
     def _held(store: ShardStore, shards: tuple[int, ...]) -> tuple[HeldShard, ...]:
@@ -200,6 +221,16 @@ def _listen(folder: Path, address: str) -> socket.socket:
     return listen(address)
 
 
+def _lives(pid: int) -> bool:
+    if not pid:
+        return False
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
 def main(arguments: list[str]) -> int:
     """`replicator FD FOLDER [HOST:PORT]`: work until the pipe closes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -211,6 +242,7 @@ def main(arguments: list[str]) -> int:
     replicator = Replicator(folder, *arguments[2:3])
     while not (select.select([pipe], [], [], POLL_S)[0] and not os.read(pipe, 1)):
         replicator.turn()
+    replicator.linger()
     replicator.close()
     return 0
 

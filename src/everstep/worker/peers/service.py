@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import msgspec
 
+from everstep.adapters.leader_page import LeaderWord
 from everstep.adapters.memory_slots import FACTS_BYTES_MAX, SLOT_COUNT, SavePlan, SlotHeader
 from everstep.adapters.peer_line import Credentials, Line, Pace, answer, connect
 from everstep.domain.errors import EvidenceError, WorldError
@@ -59,7 +60,7 @@ class News:
     """All that a host tells.
 
     Attributes:
-        word, plan: the leader's.
+        word, plan, saver: the leader's, and its saver's.
     """
 
     serial: int
@@ -67,6 +68,7 @@ class News:
     pages: tuple[Page, ...] = ()
     word: Word | None = None
     plan: SavePlan | None = None
+    saver: LeaderWord | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,6 +189,8 @@ def look(line: Line, serial: int) -> News:
         _check(page.header)
         if not 0 <= page.slot < SLOT_COUNT:
             raise EvidenceError(f"a peer tells of a slot {page.slot}")
+    if news.saver is not None:
+        _check_word(news.saver)
     return news
 
 
@@ -234,6 +238,16 @@ def _check(header: SlotHeader) -> None:
         raise EvidenceError(f"a peer sends a header that makes no sense: {error}") from error
     if len(header.facts) > FACTS_BYTES_MAX or len(header.layout.encode()) > LAYOUT_BYTES_MAX:
         raise EvidenceError("a peer sends a header that is too long")
+
+
+def _check_word(word: LeaderWord) -> None:
+    """Whether the page can hold it."""
+    try:
+        word.pack()
+    except (struct.error, ValueError) as error:
+        raise EvidenceError(f"a peer's saver says what makes no sense: {error}") from error
+    if len(word.layout.encode()) > LAYOUT_BYTES_MAX:
+        raise EvidenceError("a peer's saver speaks of a layout with a name that is too long")
 
 
 def decoded(content: bytes, kind: type[_T]) -> _T:

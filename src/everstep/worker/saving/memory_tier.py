@@ -27,7 +27,7 @@ from everstep.adapters.memory_slots import (
     ranks_present,
     rest_path,
 )
-from everstep.adapters.peer_files import ROSTER_NAME, PeerPin
+from everstep.adapters.peer_files import ROSTER_NAME
 from everstep.domain.errors import ConfigError, EvidenceError, WorldError
 from everstep.domain.events import CheckpointFailed, CheckpointSaved
 from everstep.domain.ids import Attempt
@@ -42,6 +42,7 @@ from everstep.worker.format.manifest import Manifest, folder_name
 from everstep.worker.format.trailer import pack
 from everstep.worker.observer import Observer
 from everstep.worker.ranks import Ranks
+from everstep.worker.saving.host_pins import HostPins
 from everstep.worker.saving.memory_image import Image, lay_out, remove, write_rest
 from everstep.worker.saving.memory_room import room_bytes
 from everstep.worker.saving.memory_state import Bulk, Unfit, shares_of
@@ -110,7 +111,7 @@ class MemoryTier:
         self._is_long = False
         self._spans_hosts = folder is not None and (folder / ROSTER_NAME).exists()
         """Then news of a changed plan may reach some ranks late, so it stays as it was opened."""
-        self._peer_pin = PeerPin(folder) if folder is not None and self._spans_hosts else None
+        self._host_pins = HostPins(folder) if folder is not None and self._spans_hosts else None
         self._turn = 0  # saves that were due, alike on every rank
         self._may_overlap = self._untested = True
         self._saves_told = self._failures_told = 0
@@ -145,9 +146,10 @@ class MemoryTier:
         if problem:
             self._close(problem)
             return
-        if self._ranks.leads:
-            self._directory = directory
+        self._directory = directory
+        if self._host_pins.orders(self._ranks.rank) if self._host_pins else self._ranks.leads:
             self._order_saver()
+        if self._ranks.leads:
             self._start_plan(step, opening.stride)
         self._share_plan()
         self._is_long = self._bulk is not None and self._bulk.size_bytes >= _LONG_BYTES
@@ -466,9 +468,10 @@ class MemoryTier:
         """Steps that the saver reads, or is to read because the script asked for them."""
         assert self._pages is not None
         word = self._pages.word()
-        pins = {word.pinned, self._peer_pin.step() if self._peer_pin else 0}
+        pins = {word.pinned, *(self._host_pins.steps(slots) if self._host_pins else ())}
         if every := self._config.every_steps:
-            wanted = [s for s in committed_steps(slots) if s % every == 0 and s > word.durable]
+            durable = self._host_pins.durable() if self._host_pins else word.durable
+            wanted = [s for s in committed_steps(slots) if s % every == 0 and s > durable]
             pins.update(wanted[:1])
         return pins
 

@@ -1,45 +1,37 @@
 """The saver: one process per host that makes memory slots durable, survives the training, and imports no torch.
 
 It looks at the pages in the run's folder several times a second; nobody waits for it. When the pipe that it was given
-closes, the run is over: it makes the newest complete state durable, removes the folder and ends.
+closes, the run is over: it makes the newest complete state durable, removes the folder and ends. Where the job has
+several hosts, their savers make one checkpoint together (among_hosts.py): the one of rank 0's host says which.
 """
 
 import contextlib
 import dataclasses
 import logging
-import mmap
 import os
 import select
 import shutil
 import signal
 import sys
 import time
-import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
-from everstep.adapters.memory_folder import remove_folder, share_lock
-from everstep.adapters.memory_slots import (
-    JOB_NAME,
-    RankSlots,
-    SavePages,
-    SaverWord,
-    SlotHeader,
-    image_path,
-    rest_path,
-)
+from everstep.adapters.leader_page import Stage
+from everstep.adapters.memory_folder import WANTED_NAME, remove_folder, share_lock
+from everstep.adapters.memory_slots import JOB_NAME, RankSlots, SavePages, SaverWord
+from everstep.adapters.saver_process import KEPT_NAME
 from everstep.domain.errors import EvidenceError
 from everstep.policy.checkpoints import SlotState, committed_steps
 from everstep.worker.format import manifest as manifests
-from everstep.worker.format.durable import sync_folder, write_durably, write_past_cache
-from everstep.worker.format.layout import tensors_name
-from everstep.worker.format.manifest import Crc32, FileEntry, Manifest
-from everstep.worker.format.publishing import publish, write_common, write_small
-from everstep.worker.format.seal import Seal
-from everstep.worker.format.trailer import unpack
+from everstep.worker.format.durable import sync_folder, write_durably
+from everstep.worker.format.manifest import FileEntry, Manifest
+from everstep.worker.format.publishing import publish
+from everstep.worker.saving.among_hosts import Following, Leading, roster_of, try_name
 from everstep.worker.saving.saver_order import SaverOrder
+from everstep.worker.saving.slot_writing import Found, Overtaken, SlotFiles
 
 _log = logging.getLogger(__name__)
 POLL_S = 0.1
@@ -47,10 +39,10 @@ TEMPORARY = ".saving-"
 _NICENESS = 10
 _BACKOFF_S = (5.0, 10.0, 30.0, 60.0)
 _DURATIONS_BETWEEN = 3
-
-
-class Overtaken(Exception):
-    """A slot was overwritten while it was read."""
+_HEADERS_WITHIN_S = 2.0
+_LEADER_ENDS_WITHIN_S = 10.0
+"""For as long a host whose run is over waits to hear that it is so for the leader as well."""
+_LEADER_SILENT_S = 60.0
 
 
 class Saver:
@@ -73,17 +65,28 @@ class Saver:
         self._next_s = 0.0
         self._failed_in_a_row = 0
         self._spoilt: set[int] = set()
+        self._own: tuple[int, ...] = ()
+        self._leading: Leading | None = None
+        self._following: Following | None = None
+        self.keeps_folder = False
+        """After `flush`: what is in memory is not on disk, and the hosts may want it when the job is started again."""
+        (folder / KEPT_NAME).unlink(missing_ok=True)
 
     def turn(self) -> None:
         """Make a step durable if one is due."""
         self._read_job()
-        if self._job is None or time.monotonic() < self._next_s:
+        if self._following is not None:
+            self._follow(self._following)
+        if self._job is None or self._following is not None or time.monotonic() < self._next_s:
             return
         every = self._job.every_steps
         steps = [s for s in self._committed() if s > self._word.durable and (every is None or s % every == 0)]
-        if steps:
+        step = steps[0] if steps else None
+        if steps and self._leading is not None and every is None:
+            step = self._leading.choose(steps, self._pages.plan().at(steps[0]).stride)
+        if step is not None:
             started_s = time.monotonic()
-            self._save(steps[0])
+            self._save(step)
             if every is None and not self._failed_in_a_row:
                 took_s = time.monotonic() - started_s
                 self._next_s = started_s + max(self._job.every_s, _DURATIONS_BETWEEN * took_s)
@@ -93,13 +96,75 @@ class Saver:
         self._read_job()
         if self._job is None:
             return
+        if self._following is not None:
+            self.keeps_folder = not self._follow_to_the_end(self._following)
+        elif self._leading is None:
+            self._flush()
+        else:
+            self._leading.tell(stage=Stage.LAST)
+            self._await_headers()
+            self.keeps_folder = not self._flush()
+            self._leading.tell(stage=Stage.DONE)
+
+    def _flush(self) -> bool:
+        """Whether nothing newer is in memory than on disk."""
+        assert self._job is not None
         for step in self._committed():
             with self._asking_the_disk():
                 on_disk = self._on_disk(Path(self._job.directory))
-            if step <= max(self._word.durable, *on_disk, 0):
-                return
-            if self._save(step):
-                return
+            if step <= max(self._word.durable, *on_disk, 0) or self._save(step):
+                return True
+            if self._leading is not None and self._leading.is_alone:
+                return False
+        return not self._committed()
+
+    def _await_headers(self) -> None:
+        """What the other hosts' ranks saved last is told by their replicators, and may be under way."""
+        own = self._headers[self._own[0]].slots()
+        newest = max((slot.step for slot in own if slot.state is SlotState.COMPLETE), default=0)
+        ends_s = time.monotonic() + _HEADERS_WITHIN_S
+        while max(self._committed(), default=0) < newest and time.monotonic() < ends_s:
+            time.sleep(POLL_S)
+
+    def _follow(self, following: Following) -> bool:
+        """Do this host's part of what the leader has announced; whether there was any."""
+        assert self._job is not None
+        word = following.word()
+        if word.durable != self._word.durable:
+            self._say(dataclasses.replace(self._word, durable=word.durable))
+        if following.order() is None:
+            return False
+        temporary = Path(self._job.directory) / f"{TEMPORARY}{try_name(word)}"
+
+        def moved() -> None:
+            self._moved()
+            following.check_wanted()
+
+        with self._asking_the_disk(word.step):
+            error = following.serve(word, temporary, self._files(moved))
+        if error:
+            self._say(self._failed(self._word, word.step, error))
+        return True
+
+    def _follow_to_the_end(self, following: Following) -> bool:
+        """The run is over: serve the leader until it is done; whether this host's memory is not needed any more."""
+        assert self._job is not None
+        started_s = heard_s = time.monotonic()
+        before = following.word()
+        while (word := following.word()).stage is not Stage.DONE or word.order != self._job.attempt:
+            now_s = time.monotonic()
+            if self._follow(following) or word != before:
+                before, heard_s = word, time.monotonic()
+            is_last = word.stage is not Stage.WORKING and word.order == self._job.attempt
+            patience_s = _LEADER_SILENT_S if is_last else _LEADER_ENDS_WITHIN_S
+            if now_s - (heard_s if is_last else started_s) > patience_s or (self._folder / WANTED_NAME).exists():
+                break
+            time.sleep(POLL_S)
+        newest = max(self._committed(), default=0)
+        if newest <= word.durable:
+            return True
+        with self._asking_the_disk():
+            return newest in self._on_disk(Path(self._job.directory))
 
     def _read_job(self) -> None:
         path = self._folder / JOB_NAME
@@ -113,6 +178,9 @@ class Saver:
         self._job, self._job_stamp = job, stamp
         self._spoilt.clear()
         self._headers = [RankSlots(self._folder, rank) for rank in range(job.world_size)]
+        self._take_part(job)
+        if self._following is not None:
+            return  # the folder is the leader's to look after
         with self._asking_the_disk():
             on_disk = self._on_disk(Path(job.directory))
             with contextlib.suppress(OSError):
@@ -120,6 +188,20 @@ class Saver:
                     shutil.rmtree(leftover, ignore_errors=True)
         # A job may have gone back to an older step; then newer ones than that are none of its own.
         self._say(dataclasses.replace(self._word, durable=on_disk[0] if on_disk else 0))
+        if self._leading is not None:
+            self._leading.tell(durable=self._word.durable)
+
+    def _take_part(self, job: SaverOrder) -> None:
+        """Alone, as the leader of several hosts, or as one of the others."""
+        self._leading = self._following = None
+        roster = roster_of(self._folder)
+        if roster is None:
+            return
+        self._own = tuple(sorted(roster.ranks[roster.host]))
+        if 0 in self._own:
+            self._leading = Leading(self._folder, roster, order=job.attempt)
+        else:
+            self._following = Following(self._folder, roster)
 
     def _committed(self) -> list[int]:
         found = committed_steps([headers.slots() for headers in self._headers])
@@ -137,11 +219,11 @@ class Saver:
             return self._try_to_save(step)
 
     def _try_to_save(self, step: int) -> bool:
-        assert self._job is not None
         started_s = time.monotonic()
-        temporary = Path(self._job.directory) / f"{TEMPORARY}{manifests.folder_name(step)}-{os.getpid()}"
-        word, error = self._word, ""
+        word, error, overtaken = self._word, "", False
+        temporary = None
         try:
+            temporary = self._begin(step)
             size_bytes = self._write(step, temporary)
             took_s = time.monotonic() - started_s
             word = dataclasses.replace(
@@ -149,20 +231,31 @@ class Saver:
             )
             self._failed_in_a_row = 0
         except Overtaken:
-            shutil.rmtree(temporary, ignore_errors=True)
+            overtaken = True
         except EvidenceError as damage:
             self._spoilt.add(step)
             error = str(damage)
         except OSError as problem:
             error = f"step {step} could not be made durable ({problem.strerror})"
             self._back_off()
-        if error:
+        if self._leading is not None:
+            self._leading.end(overtaken=overtaken, durable=word.durable)
+        if temporary is not None and word.durable != step:
             shutil.rmtree(temporary, ignore_errors=True)
+        if error:
             word = self._failed(word, step, error)
         self._say(dataclasses.replace(word, pinned=0, began_ns=self._word.began_ns, moved_ns=time.monotonic_ns()))
         if word.durable == step:
             self._prune()
         return word.durable == step
+
+    def _begin(self, step: int) -> Path:
+        """The folder of this try; the other hosts are told of it."""
+        assert self._job is not None
+        name = f"{manifests.folder_name(step)}-{os.getpid()}"
+        if self._leading is not None:
+            name = self._leading.begin(step, self._files(self._moved).find(step, [0])[0][2])
+        return Path(self._job.directory) / f"{TEMPORARY}{name}"
 
     def note_defect(self, error: Exception) -> None:
         """Something that should not happen: it is told like a disk that fails, and tried again as seldom."""
@@ -200,84 +293,31 @@ class Saver:
     def _write(self, step: int, temporary: Path) -> int:
         """All ranks' files, the manifest, and the rename that is the commit. Returns the size."""
         assert self._job is not None
-        directory = Path(self._job.directory)
-        slots = self._slots_of(step)
+        files = self._files(self._moved)
+        everyone = files.find(step, range(self._job.world_size))
         temporary.mkdir(parents=True)
-        entries = self._write_layout(temporary, slots[0])
-        for rank, (slot, header) in enumerate(slots):
-            entries.append(self._write_image(temporary, rank, slot, header))
-            entries.append(self._write_rest(temporary, rank, slot, header))
-            self._moved()
-        if [(slot, header.step) for slot, header in self._slots_of(step)] != [(s, h.step) for s, h in slots]:
-            raise Overtaken
-        draft = msgspec.json.decode(slots[0][1].facts, type=Manifest)
+        if self._leading is None:
+            entries = files.write_layout(temporary, everyone[0]) + files.write(temporary, everyone)
+        else:
+            entries = self._write_with_others(files, everyone, temporary)
+        draft = msgspec.json.decode(everyone[0][2].facts, type=Manifest)
         manifest = dataclasses.replace(draft, files=tuple(entries))
         write_durably(temporary / manifests.MANIFEST_NAME, manifests.encode(manifest))
+        if self._leading is not None:
+            self._leading.check(temporary)
         sync_folder(temporary)
-        publish(temporary, directory / manifests.folder_name(step))
+        publish(temporary, Path(self._job.directory) / manifests.folder_name(step))
         return manifest.size_bytes
 
-    def _slots_of(self, step: int) -> list[tuple[int, SlotHeader]]:
-        found = []
-        for headers in self._headers:
-            slot = headers.find(step)
-            if slot is None or (header := headers.read(slot)).state is not SlotState.COMPLETE or header.step != step:
-                raise Overtaken
-            found.append((slot, header))
-        if len({header.layout for _, header in found}) > 1:
-            raise Overtaken  # of two attempts with different states
-        return found
+    def _write_with_others(self, files: SlotFiles, everyone: Sequence[Found], temporary: Path) -> list[FileEntry]:
+        """This host's part, while the other hosts write theirs into the same folder."""
+        assert self._leading is not None
+        entries = files.write_layout(temporary, everyone[0])
+        mine = [found for found in everyone if found[0] in self._own]
+        return entries + files.write(temporary, mine) + self._leading.gather(temporary, self._moved)
 
-    def _write_layout(self, folder: Path, first: tuple[int, SlotHeader]) -> list[FileEntry]:
-        """What tells where everything is, for us and for Distributed Checkpoint: every slot ends with it.
-
-        Raises:
-            EvidenceError: it is not what the ranks wrote.
-        """
-        slot, header = first
-        try:
-            _, layout, metadata = unpack(image_path(self._folder, 0, slot), header.layout)
-        except EvidenceError:
-            self._raise_if_overtaken(0, slot, header)
-            raise
-        return write_common(folder, layout, metadata)
-
-    def _write_image(self, folder: Path, rank: int, slot: int, header: SlotHeader) -> FileEntry:
-        """Raises EvidenceError where the slot is not what its header says."""
-        path = image_path(self._folder, rank, slot)
-        seal, crc = Seal(), Crc32()
-
-        def look(piece: memoryview) -> None:
-            seal.update(piece)
-            crc.update(piece)
-            self._moved()
-
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            is_sound = len(content) == header.image_bytes
-            if is_sound:
-                write_past_cache(folder / tensors_name(rank), content, look)
-                is_sound = seal.value() == header.image_seal
-        if not is_sound:
-            self._raise_if_overtaken(rank, slot, header)
-            raise EvidenceError(f"step {header.step}: the memory of rank {rank} was changed after it was written")
-        return FileEntry(
-            name=tensors_name(rank),
-            rank=rank,
-            size_bytes=header.image_bytes,
-            digest=crc.hexdigest(),
-            seal=header.image_seal,
-        )
-
-    def _write_rest(self, folder: Path, rank: int, slot: int, header: SlotHeader) -> FileEntry:
-        content = rest_path(self._folder, rank, slot).read_bytes()
-        if len(content) != header.rest_bytes or zlib.crc32(content) != header.rest_seal:
-            self._raise_if_overtaken(rank, slot, header)
-            raise EvidenceError(f"step {header.step}: the memory of rank {rank} was changed after it was written")
-        return write_small(folder, manifests.rest_name(rank), content, rank=rank)
-
-    def _raise_if_overtaken(self, rank: int, slot: int, header: SlotHeader) -> None:
-        if self._headers[rank].read(slot) != header:
-            raise Overtaken
+    def _files(self, moved: Callable[[], None]) -> SlotFiles:
+        return SlotFiles(self._folder, self._headers, moved)
 
     def _prune(self) -> None:
         assert self._job is not None
@@ -305,7 +345,10 @@ def main(arguments: list[str]) -> int:
     while not (select.select([pipe], [], [], POLL_S)[0] and not os.read(pipe, 1)):
         _guarded(saver, saver.turn)
     _guarded(saver, saver.flush)
-    remove_folder(folder)
+    if saver.keeps_folder:
+        (folder / KEPT_NAME).touch()
+    else:
+        remove_folder(folder)
     return 0
 
 

@@ -1,0 +1,303 @@
+"""One checkpoint by the savers of several hosts: each writes its own ranks' files into one folder, and one leads.
+
+The leader, on rank 0's host, names the step and the folder, waits for a small record of every other host, and commits.
+Words go by the leader's page, parts by the checkpoint folder, which all hosts share. It imports no torch.
+"""
+
+import errno
+import os
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+
+from everstep.adapters.leader_page import LeaderPage, LeaderWord, Stage
+from everstep.adapters.memory_slots import SlotHeader
+from everstep.adapters.peer_files import PeerRoster, read_roster
+from everstep.domain.errors import ConfigError, EvidenceError
+from everstep.worker.format import manifest as manifests
+from everstep.worker.format.durable import sync_folder, write_durably
+from everstep.worker.format.layout import tensors_name
+from everstep.worker.format.manifest import FileEntry
+from everstep.worker.saving.slot_writing import Overtaken, SlotFiles
+
+SILENT_S = 30.0
+"""A host that has written nothing for so long does not keep the others waiting."""
+_FOLDER_WITHIN_S = 10.0
+_SEEN_WITHIN_S = 5.0
+_LOOK_S = 0.05
+_STILL_S = 2.0
+_AHEAD_MAX = 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartRecord:
+    """What a host leaves in the folder when its part is on disk, or why it is not.
+
+    Attributes:
+        overtaken: the step was overwritten first; another one may do.
+        spoilt: the step's memory is damaged.
+    """
+
+    serial: int
+    entries: tuple[FileEntry, ...] = ()
+    error: str = ""
+    overtaken: bool = False
+    spoilt: bool = False
+
+
+def roster_of(folder: Path) -> PeerRoster | None:
+    """Who takes part; None where this host is alone, or nobody has said yet."""
+    try:
+        roster = read_roster(folder)
+    except (EvidenceError, ConfigError):
+        return None
+    return roster if roster is not None and len(roster.ranks) > 1 else None
+
+
+def part_name(first_rank: int) -> str:
+    """Of the record of the host whose first rank this is."""
+    return f"part-{first_rank:05d}.json"
+
+
+def try_name(word: LeaderWord) -> str:
+    """What every host calls the try that the leader announced; no other try ever has this name."""
+    return f"{manifests.folder_name(word.step)}-a{word.attempt:04d}-{word.serial:016x}"
+
+
+class Leading:
+    """The leader's side.
+
+    Args:
+        folder: of this host in shared memory.
+        order: attempt of the order that is followed.
+
+    Raises:
+        WorldError: shared memory is full, gone or not ours.
+    """
+
+    def __init__(self, folder: Path, roster: PeerRoster, *, order: int) -> None:
+        self._folder = folder
+        self._roster = roster
+        self._page = LeaderPage(folder)
+        self._others = {host: min(ranks) for host, ranks in roster.ranks.items() if host != roster.host and ranks}
+        self._ahead = 0
+        self._newest, self._since_s = 0, 0.0
+        self._word = LeaderWord(order=order)
+        self._page.write(self._word)
+        self.is_alone = False
+        """The other hosts did not do their part of the last try."""
+
+    def tell(self, *, durable: int | None = None, stage: Stage | None = None) -> None:
+        """What is on disk, and where the leader is in its life."""
+        word = self._word
+        if durable is not None:
+            word = replace(word, durable=durable)
+        self._say(word if stage is None else replace(word, stage=stage))
+
+    def choose(self, steps: Sequence[int], stride: int) -> int | None:
+        """Which of the steps that all ranks have to write now; None: one to come is better, and is asked to stay.
+
+        Args:
+            steps: newest first.
+            stride: steps between two saves to memory.
+        """
+        if not self._ahead:
+            return steps[0]
+        now_s = time.monotonic()
+        if not self._word.keep_from:
+            self._newest, self._since_s = steps[0], now_s
+            self._say(replace(self._word, keep_from=steps[0] + self._ahead * max(1, stride)))
+            return None
+        if ready := [step for step in steps if step >= self._word.keep_from]:
+            return ready[-1]
+        if steps[0] != self._newest:
+            self._newest, self._since_s = steps[0], now_s
+        elif now_s - self._since_s > _STILL_S:
+            return steps[0]  # nothing is saved any more, so nothing is overwritten
+        return None
+
+    def begin(self, step: int, header: SlotHeader) -> str:
+        """Announce a try; its name."""
+        serial = secrets.randbits(63) | 1
+        self._say(replace(self._word, serial=serial, step=step, attempt=header.attempt, layout=header.layout))
+        return try_name(self._word)
+
+    def end(self, *, overtaken: bool, durable: int) -> None:
+        """The try is over. After one that was overtaken, steps are asked to stay ever earlier."""
+        if overtaken:
+            self._ahead = min(max(2, 2 * self._ahead), _AHEAD_MAX)
+        self._say(replace(self._word, step=0, keep_from=0, durable=durable))
+
+    def gather(self, temporary: Path, moved: Callable[[], None]) -> list[FileEntry]:
+        """Wait for the other hosts' parts; what they wrote.
+
+        Raises:
+            Overtaken, EvidenceError: the step cannot be had whole.
+            OSError: a host's disk failed, or it has written nothing for `SILENT_S`.
+        """
+        self.is_alone = False
+        entries: list[FileEntry] = []
+        waiting = dict(self._others)
+        written, moved_s = -1, time.monotonic()
+        while True:
+            for host, first in list(waiting.items()):
+                record = _read_record(temporary / part_name(first), self._word.serial)
+                if record is not None:
+                    entries += _entries_of(host, record)
+                    del waiting[host]
+            if not waiting:
+                return entries
+            if (size := _size_of(temporary)) != written:
+                written, moved_s = size, time.monotonic()
+                moved()
+            elif time.monotonic() - moved_s > SILENT_S:
+                self.is_alone = True
+                raise OSError(errno.ETIMEDOUT, f"{_named(waiting)} has written nothing for {SILENT_S:.0f} s")
+            if (now := roster_of(self._folder)) is None or now.ranks != self._roster.ranks:
+                raise Overtaken  # the job goes on with others
+            time.sleep(_LOOK_S)
+
+    def check(self, temporary: Path) -> None:
+        """Whether all files are seen here in their sizes, as on one shared folder; then the records have done theirs.
+
+        Raises:
+            OSError: some are not.
+        """
+        ends_s = time.monotonic() + _SEEN_WITHIN_S
+        while True:
+            try:
+                manifests.read(temporary)
+                break
+            except EvidenceError as missing:
+                if time.monotonic() > ends_s:
+                    reason = f"{missing}: the folder must be one that all hosts share"
+                    raise OSError(errno.ENOENT, reason) from missing
+                time.sleep(_LOOK_S)
+        for first in self._others.values():
+            (temporary / part_name(first)).unlink(missing_ok=True)
+
+    def _say(self, word: LeaderWord) -> None:
+        if word != self._word:
+            self._word = word
+            self._page.write(word)
+
+
+class Following:
+    """The side of every other host.
+
+    Raises:
+        WorldError: shared memory is full, gone or not ours.
+    """
+
+    def __init__(self, folder: Path, roster: PeerRoster) -> None:
+        self._page = LeaderPage(folder)
+        self._own = sorted(roster.ranks[roster.host])
+        self._served = 0
+        self._serving = 0
+
+    def word(self) -> LeaderWord:
+        return self._page.read()
+
+    def order(self) -> LeaderWord | None:
+        """A try that this host has not served yet."""
+        word = self._page.read()
+        return word if word.step and word.serial != self._served and self._own else None
+
+    def check_wanted(self) -> None:
+        """Raises Overtaken where the leader has given up the try that is being served."""
+        if self._serving:
+            word = self._page.read()
+            if (word.serial, bool(word.step)) != (self._serving, True):
+                raise Overtaken
+
+    def serve(self, word: LeaderWord, temporary: Path, files: SlotFiles) -> str:
+        """Write this host's part, and leave the record; what went wrong, else an empty string."""
+        self._serving = word.serial
+        try:
+            record = self._part(word, temporary, files)
+            if record is not None:
+                self._leave(record, temporary)
+        except Overtaken:
+            return ""  # and the leader does not wait for it any more
+        except OSError as problem:
+            return f"step {word.step} could not be made durable ({problem.strerror})"
+        finally:
+            self._serving, self._served = 0, word.serial
+        return record.error if record is not None else ""
+
+    def _part(self, word: LeaderWord, temporary: Path, files: SlotFiles) -> PartRecord | None:
+        """The record to leave; None where it is there already, and its files must not be touched any more."""
+        self._await_folder(temporary)
+        if _read_record(temporary / part_name(self._own[0]), word.serial) is not None:
+            return None  # a saver before this one was killed afterwards
+        self._remove_own(temporary)
+        try:
+            found = files.find(word.step, self._own)
+            if any((header.attempt, header.layout) != (word.attempt, word.layout) for _, _, header in found):
+                return PartRecord(serial=word.serial, overtaken=True)
+            return PartRecord(serial=word.serial, entries=tuple(files.write(temporary, found)))
+        except Overtaken:
+            self.check_wanted()
+            return PartRecord(serial=word.serial, overtaken=True)
+        except EvidenceError as damage:
+            return PartRecord(serial=word.serial, error=str(damage), spoilt=True)
+        except OSError as problem:
+            self.check_wanted()
+            self._remove_own(temporary)  # room for the record
+            return PartRecord(serial=word.serial, error=problem.strerror or "the disk failed")
+
+    def _await_folder(self, temporary: Path) -> None:
+        """The leader makes it right after it has spoken, and another host may see that late."""
+        ends_s = time.monotonic() + _FOLDER_WITHIN_S
+        while not temporary.is_dir():
+            self.check_wanted()
+            if time.monotonic() > ends_s:
+                raise FileNotFoundError(errno.ENOENT, f"{temporary} is not there; all hosts must share it")
+            time.sleep(_LOOK_S)
+
+    def _remove_own(self, temporary: Path) -> None:
+        for rank in self._own:
+            for name in (tensors_name(rank), manifests.rest_name(rank)):
+                (temporary / name).unlink(missing_ok=True)
+
+    def _leave(self, record: PartRecord, temporary: Path) -> None:
+        """The record comes by rename when all it speaks of is durable."""
+        name = part_name(self._own[0])
+        fresh = temporary / f"{name}.new"
+        fresh.unlink(missing_ok=True)
+        sync_folder(temporary)
+        write_durably(fresh, msgspec.json.encode(record))
+        fresh.rename(temporary / name)
+        sync_folder(temporary)
+
+
+def _read_record(path: Path, serial: int) -> PartRecord | None:
+    try:
+        record = msgspec.json.decode(path.read_bytes(), type=PartRecord)
+    except (OSError, msgspec.MsgspecError):
+        return None
+    return record if record.serial == serial else None
+
+
+def _entries_of(host: str, record: PartRecord) -> tuple[FileEntry, ...]:
+    if record.overtaken:
+        raise Overtaken
+    if record.spoilt:
+        raise EvidenceError(f"host {host}: {record.error}")
+    if record.error:
+        raise OSError(errno.EIO, f"host {host}: {record.error}")
+    return record.entries
+
+
+def _size_of(folder: Path) -> int:
+    """Grows with every file and every byte."""
+    return sum(1 + entry.stat().st_size for entry in os.scandir(folder))
+
+
+def _named(hosts: "dict[str, int]") -> str:
+    names = sorted(hosts)
+    return f"host {names[0]}" if len(names) == 1 else f"hosts {', '.join(names[:8])}"
