@@ -107,12 +107,17 @@ def _try_lock(path: Path) -> int | None:
 
 def _remove_dead(parent: Path, *, besides: Path) -> None:
     for path in parent.glob(f"{_prefix()}*"):
-        if path == besides or not path.is_dir() or path.stat().st_uid != os.getuid():
+        if _job_of(path) == _job_of(besides) or not path.is_dir() or path.stat().st_uid != os.getuid():
             continue
         with contextlib.suppress(OSError):  # gone meanwhile
             if (lock := _try_lock(path)) is not None:
                 shutil.rmtree(path, ignore_errors=True)
                 os.close(lock)
+
+
+def _job_of(path: Path) -> str:
+    """The name without the number of the node: several of one job may be on one machine, and all come back."""
+    return path.name.rpartition("@")[0] or path.name
 
 
 @contextlib.contextmanager

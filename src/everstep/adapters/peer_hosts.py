@@ -1,0 +1,231 @@
+"""One host's part in copies on other hosts: its replicator, and what all must agree on before an attempt starts.
+
+Every host tells its replicator's address, and all take the same decision: memory is used in an attempt when every
+replicator says that it is ready, else by none, and checkpoints go to disk. It knows no bytes and no ranks' state.
+"""
+
+import logging
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from everstep.adapters.peer_files import (
+    ADDRESS_NAME,
+    CREDENTIALS_NAME,
+    ROSTER_NAME,
+    PeerRoster,
+    Readiness,
+    read_address,
+    read_readiness,
+    write_roster,
+)
+from everstep.adapters.piped_process import PipedProcess
+from everstep.domain.commands import StartWorkers
+from everstep.domain.errors import WorldError
+from everstep.domain.ids import HostId
+from everstep.policy.peers import Host, place
+from everstep.ports import Board
+
+_log = logging.getLogger(__name__)
+_UP_WITHIN_S = 20.0
+_HEARD_WITHIN_S = 120.0
+"""Another host may still be importing what its standby needs."""
+_READY_WITHIN_S = 120.0
+_TELL_AFTER_S = 2.0
+_TELL_EVERY_S = 10.0
+_LOOK_S = 0.01
+_SLICE_S = 0.5
+_CLOSED_WITHIN_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerConfig:
+    """Attributes:
+    folder: the run's folder in shared memory; None where this host has no room for one.
+    address: where other hosts reach this one.
+    credentials: folder with the job's (adapters/peer_line.py).
+    rack: what fails together with this host; empty where nobody knows.
+    """
+
+    host: HostId
+    folder: Path | None
+    address: str
+    credentials: Path
+    rack: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Offer:
+    """What a host puts on the board: its replicator's address, or why it has none."""
+
+    address: str = ""
+    rack: str = ""
+    problem: str = ""
+
+
+class PeerHosts:
+    """This host's replicator. `close` ends it."""
+
+    def __init__(self, config: PeerConfig, board: Board) -> None:
+        self._config = config
+        self._board = board
+        self._process: PipedProcess | None = None
+        self._problem = "there is no room in memory"
+        self._told = ""
+        self._interrupted_s = 0.0
+        if config.folder is not None:
+            self._problem = _take_credentials(config)
+            (config.folder / ADDRESS_NAME).unlink(missing_ok=True)  # an earlier start's
+        if config.folder is not None and not self._problem:
+            arguments = [str(config.folder), f"{_bracketed(config.address)}:0"]
+            self._process = PipedProcess("everstep.worker.peers.replicator", arguments)
+            self._process.ensure()
+
+    def ensure(self) -> None:
+        """Start the replicator again after it has died."""
+        if self._process is not None:
+            self._process.ensure()
+
+    def interrupt(self) -> None:
+        """Something else is wanted of this host: end a `prepare` in another thread."""
+        self._interrupted_s = time.monotonic()
+
+    def prepare(self, command: StartWorkers) -> bool:
+        """Bring every host to the newest step that exists whole; whether the ranks of this attempt have memory.
+
+        The same answer on every host of the attempt.
+
+        Raises:
+            WorldError: another host does not say anything, or something else is wanted meanwhile.
+        """
+        if len(command.shares) == 1:
+            self._forget_roster()
+            return self._config.folder is not None
+        check = self._check_interrupted()
+        offers = self._exchange("address", command, self._offer(), check)
+        problems = {host: offer.problem for host, offer in offers.items() if offer.problem}
+        if not problems:
+            self._write_roster(command, offers)
+            told = self._exchange("ready", command, self._await_ready(int(command.attempt), check), check)
+            problems = {host: offer.problem for host, offer in told.items() if offer.problem}
+        if problems:
+            self._forget_roster()
+            self._tell("; ".join(f"host {host}: {problem}" for host, problem in sorted(problems.items())))
+        return not problems
+
+    def close(self) -> None:
+        """End the replicator; it first carries the last words of the savers."""
+        if self._process is not None and self._process.is_alive():
+            self._process.finish(within_s=_CLOSED_WITHIN_S, what="copies for other hosts are still looked after")
+
+    def _exchange(
+        self, what: str, command: StartWorkers, mine: _Offer, check: Callable[[], None]
+    ) -> dict[HostId, _Offer]:
+        """Tell the other hosts of the attempt, and hear what they have to tell."""
+
+        def key(host: HostId) -> str:
+            return f"peers/{command.attempt}/{what}/{host}"
+
+        self._board.post(key(self._config.host), msgspec.json.encode(mine))
+        ends_s = time.monotonic() + _HEARD_WITHIN_S + _READY_WITHIN_S
+        offers = {self._config.host: mine}
+        for share in command.shares:
+            while share.host not in offers:
+                check()
+                asked_s = time.monotonic()
+                try:
+                    content = self._board.read(key(share.host), within_s=_SLICE_S)
+                except WorldError:
+                    if not asked_s + _SLICE_S / 2 < time.monotonic() < ends_s:
+                        raise  # late, or the board itself is away
+                    continue
+                offers[share.host] = msgspec.json.decode(content, type=_Offer)
+        return offers
+
+    def _offer(self) -> _Offer:
+        if self._process is None or self._config.folder is None:
+            return _Offer(problem=self._problem)
+        ends_s = time.monotonic() + _UP_WITHIN_S
+        while not (address := read_address(self._config.folder)):
+            self._process.ensure()
+            if time.monotonic() > ends_s:
+                return _Offer(problem=f"its replicator did not come up within {_UP_WITHIN_S:.0f} s")
+            time.sleep(_LOOK_S)
+        return _Offer(address=address, rack=self._config.rack)
+
+    def _write_roster(self, command: StartWorkers, offers: dict[HostId, _Offer]) -> None:
+        assert self._config.folder is not None
+        hosts = [Host(name=host, rack=offer.rack) for host, offer in sorted(offers.items())]
+        roster = PeerRoster(
+            generation=int(command.attempt),
+            host=self._config.host,
+            addresses={host: offer.address for host, offer in offers.items()},
+            ranks={s.host: tuple(range(s.first_rank, s.first_rank + s.count)) for s in command.shares},
+            keepers=place(hosts).keepers,
+            restoring=True,
+        )
+        write_roster(self._config.folder, roster)
+
+    def _await_ready(self, attempt: int, check: Callable[[], None]) -> _Offer:
+        began_s = time.monotonic()
+        tell_s = began_s + _TELL_AFTER_S
+        while (ready := self._readiness()) is None or ready.generation != attempt:
+            self.ensure()
+            check()
+            now_s = time.monotonic()
+            if now_s - began_s > _READY_WITHIN_S:
+                return _Offer(problem=f"memory was not brought back within {_READY_WITHIN_S:.0f} s")
+            if now_s > tell_s:
+                tell_s = now_s + _TELL_EVERY_S
+                _log.warning("everstep: waiting for copies from other hosts for %.0f s", now_s - began_s)
+            time.sleep(_LOOK_S)
+        return _Offer()
+
+    def _readiness(self) -> Readiness | None:
+        assert self._config.folder is not None
+        try:
+            return read_readiness(self._config.folder)
+        except msgspec.MsgspecError:
+            return None  # an older version's
+
+    def _forget_roster(self) -> None:
+        """Ranks that find no roster take all of memory for their own."""
+        if self._config.folder is not None:
+            (self._config.folder / ROSTER_NAME).unlink(missing_ok=True)
+
+    def _check_interrupted(self) -> Callable[[], None]:
+        """Raises once something was wanted later than now; the order that began this is just being told, too."""
+        since_s = time.monotonic() + _SLICE_S
+
+        def check() -> None:
+            if self._interrupted_s > since_s:
+                raise WorldError("the start was called off while it waited for other hosts", retryable=True)
+
+        return check
+
+    def _tell(self, problem: str) -> None:
+        """Once for each."""
+        if problem != self._told:
+            self._told = problem
+            _log.warning("everstep keeps no checkpoints in memory, they go to disk only: %s", problem)
+
+
+def _take_credentials(config: PeerConfig) -> str:
+    """The job's credentials where the replicator looks for them; what went wrong."""
+    assert config.folder is not None
+    target = config.folder / CREDENTIALS_NAME
+    try:
+        shutil.rmtree(target, ignore_errors=True)
+        shutil.copytree(config.credentials, target)
+        target.chmod(0o700)
+    except (OSError, shutil.Error) as error:
+        return f"the job's credentials cannot be read from {config.credentials}: {error}"
+    return ""
+
+
+def _bracketed(address: str) -> str:
+    return f"[{address}]" if ":" in address and not address.startswith("[") else address

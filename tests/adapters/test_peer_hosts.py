@@ -1,0 +1,132 @@
+"""Hosts agree before each attempt whether memory is used, and all have the newest step when they do."""
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from tests.worker.peer_hosts import complete, wait_for, write_shard
+
+from everstep.adapters import peer_hosts
+from everstep.adapters.board import LocalBoard
+from everstep.adapters.memory_folder import MemoryFolder, open_folder
+from everstep.adapters.peer_files import COPIES_NAME, ROSTER_NAME
+from everstep.adapters.peer_hosts import PeerConfig, PeerHosts
+from everstep.adapters.peer_line import make_credentials
+from everstep.domain.commands import HostShare, Rung, StartWorkers
+from everstep.domain.errors import WorldError
+from everstep.domain.ids import Attempt, HostId, Rank
+
+HOSTS = ("a", "b")
+
+
+def start(attempt: int, hosts: tuple[str, ...] = HOSTS) -> StartWorkers:
+    shares = tuple(HostShare(host=HostId(host), first_rank=Rank(2 * n), count=2) for n, host in enumerate(hosts))
+    return StartWorkers(
+        at_s=0.0,
+        attempt=Attempt(attempt),
+        shares=shares,
+        world_size=2 * len(hosts),
+        restart_count=0,
+        faults=(),
+        rung=Rung.RESTART_ALL,
+        why="",
+    )
+
+
+class Host:
+    """One host's part, with a folder of its own."""
+
+    def __init__(self, name: str, parent: Path, board: LocalBoard, *, has_room: bool = True) -> None:
+        self.held: MemoryFolder | None = open_folder(name, parent=parent) if has_room else None
+        config = PeerConfig(
+            host=HostId(name),
+            folder=self.held.path if self.held else None,
+            address="127.0.0.1",
+            credentials=parent / "credentials",
+        )
+        self.peers = PeerHosts(config, board)
+
+    @property
+    def folder(self) -> Path:
+        assert self.held is not None
+        return self.held.path
+
+
+def prepare(hosts: dict[str, Host], attempt: int) -> dict[str, object]:
+    """What each host says, all at once as in a job."""
+    answers: dict[str, object] = {}
+
+    def ask(name: str) -> None:
+        try:
+            answers[name] = hosts[name].peers.prepare(start(attempt, tuple(hosts)))
+        except WorldError as error:
+            answers[name] = error
+
+    threads = [threading.Thread(target=ask, args=(name,)) for name in hosts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return answers
+
+
+@contextmanager
+def pair(parent: Path, *, has_credentials: bool = True, b_has_room: bool = True) -> Iterator[dict[str, Host]]:
+    if has_credentials:
+        make_credentials(parent / "credentials")
+    board = LocalBoard()
+    hosts = {name: Host(name, parent, board, has_room=b_has_room or name == "a") for name in HOSTS}
+    try:
+        yield hosts
+    finally:
+        for host in hosts.values():
+            host.peers.close()
+
+
+def test_both_hosts_are_told_to_use_memory_and_what_one_of_them_lost_is_there_again(tmp_path: Path) -> None:
+    with pair(tmp_path) as hosts:
+        assert prepare(hosts, 1) == {"a": True, "b": True}
+        for rank in range(4):
+            write_shard(hosts["ab"[rank // 2]].folder, rank, 0, 7, bytes([rank]) * 5000, of=4)
+        keeper = hosts["a"].folder / COPIES_NAME
+        wait_for(lambda: [v.step for v in complete(keeper, 3)] == [7], "a to hold copies of b")
+        for rank in (2, 3):
+            (hosts["b"].folder / f"rank-{rank:05d}.headers").write_bytes(bytes(3 * 4096))
+        assert prepare(hosts, 2) == {"a": True, "b": True}
+        for rank in (2, 3):
+            assert [v.step for v in complete(hosts["b"].folder, rank)] == [7]
+        assert prepare({"a": hosts["a"]}, 3) == {"a": True}
+        assert not (hosts["a"].folder / ROSTER_NAME).exists()
+
+
+@pytest.mark.parametrize("lack", ["has_credentials", "b_has_room"])
+def test_what_one_host_lacks_leaves_all_without_memory_and_is_told_once(
+    lack: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pair(tmp_path, **{lack: False}) as hosts:
+        for attempt in (1, 2):
+            assert prepare(hosts, attempt) == {"a": False, "b": False}
+    told = [record.message for record in caplog.records]
+    assert len(told) == 2
+    assert all(text.startswith("everstep keeps no checkpoints in memory, they go to disk only: host ") for text in told)
+
+
+def test_a_replicator_that_is_never_ready_leaves_all_without_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peer_hosts, "_READY_WITHIN_S", 0.0)
+    with pair(tmp_path) as hosts:
+        assert prepare(hosts, 1) == {"a": False, "b": False}
+
+
+def test_a_host_that_waits_for_another_is_free_for_what_is_wanted_next(tmp_path: Path) -> None:
+    with pair(tmp_path) as hosts:
+        timer = threading.Timer(0.8, hosts["a"].peers.interrupt)
+        timer.start()
+        began_s = time.monotonic()
+        with pytest.raises(WorldError, match="called off"):
+            hosts["a"].peers.prepare(start(1))
+        assert time.monotonic() - began_s < 10
