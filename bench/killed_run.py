@@ -19,7 +19,7 @@ from everstep.domain.errors import ConfigError, EverstepError, EvidenceError
 from everstep.domain.events import RunStarted
 from everstep.policy.checkpoints import SlotState, committed_steps
 from everstep.worker.format import manifest as manifests
-from everstep.worker.mirror.store_copies import FETCHED, HELD, check
+from everstep.worker.mirror.store_copies import FETCHED, HELD
 from everstep.worker.saving.saver import TEMPORARY
 
 SCRIPT = Path(__file__).resolve().parent / "kill_target.py"
@@ -93,7 +93,7 @@ class KilledRun:
                 folder = self.mirror / manifests.folder_name(step)
                 try:
                     for entry in manifests.read(folder).files:
-                        check(folder, entry)
+                        manifests.check(folder, entry)
                 except (EvidenceError, ConfigError) as problem:
                     if (folder / manifests.MANIFEST_NAME).exists():  # else retention took it away meanwhile
                         wrong.append(f"step {step}: {problem}")

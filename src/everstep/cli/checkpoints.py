@@ -162,7 +162,7 @@ def _problems(path: Path) -> Iterator[str]:
         return
     for entry in manifest.files:
         try:
-            manifests.read_verified(path, entry)
+            manifests.check(path, entry)
         except EvidenceError as problem:
             yield str(problem)
 

@@ -19,10 +19,9 @@ from everstep.worker.format import layout as layouts
 from everstep.worker.format import manifest as manifests
 from everstep.worker.format.durable import sync_folder
 from everstep.worker.format.layout import LAYOUT_NAME, METADATA_NAME, Layout, Piece
-from everstep.worker.format.manifest import COMMON, FileEntry, Manifest, seal_for
+from everstep.worker.format.manifest import COMMON, FileEntry, Manifest
 from everstep.worker.restoring.reading import Segment, Source, read_into
 
-_READ_BYTES = 8 << 20
 _SAFETENSORS_TYPES = {
     "float64": "F64",
     "float32": "F32",
@@ -83,14 +82,11 @@ def _copy(folder: Path, entry: FileEntry, target: Path) -> None:
     Raises:
         EvidenceError: it is not what was written.
     """
-    seal = seal_for(entry)
-    with (folder / entry.name).open("rb", buffering=0) as source, target.open("xb", buffering=0) as copy:
-        while content := source.read(_READ_BYTES):
-            seal.update(content)
+    with target.open("xb") as copy:  # buffered: a raw write may take a part only
+        for content in manifests.pieces_of(folder, entry):
             copy.write(content)
+        copy.flush()
         os.fsync(copy.fileno())
-    if seal.hexdigest() != entry.digest:
-        raise EvidenceError(f"{entry.name} was changed after it was written: its checksum is {seal.hexdigest()}")
 
 
 def read_layout(folder: Path, manifest: Manifest) -> Layout:

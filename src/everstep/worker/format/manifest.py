@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import re
 import zlib
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,12 +101,6 @@ def crc32_digest(value: int) -> str:
     return f"{_CRC32}{value:08x}"
 
 
-def seal_for(entry: FileEntry) -> Crc32:
-    """An empty digest of the kind that the entry has."""
-    assert entry.digest.startswith(_CRC32)
-    return Crc32()
-
-
 def folder_name(step: int) -> str:
     return f"step-{step:08d}"
 
@@ -186,32 +181,51 @@ def _check_size(path: Path, entry: FileEntry) -> None:
         raise EvidenceError(f"{entry.name} has {found} bytes, expected {entry.size_bytes}")
 
 
-def read_verified(folder: Path, entry: FileEntry) -> bytearray:
-    """The content of a file, read once and tested against its manifest.
+def pieces_of(folder: Path, entry: FileEntry) -> Iterator[bytes]:
+    """The content of a file in pieces, read once; whether they are right is known after the last one.
 
     Raises:
-        EvidenceError: missing, unreadable, of another size, or changed.
+        EvidenceError: missing, unreadable, of another size, or changed since it was written.
     """
-    path = folder / entry.name
+    path, filled, crc = folder / entry.name, 0, Crc32()
     _check_size(path, entry)
-    content = bytearray(entry.size_bytes)
-    view, filled = memoryview(content), 0
-    seal = seal_for(entry)
     try:
         with path.open("rb", buffering=0) as file:
-            while count := file.readinto(view[filled : filled + _READ_BYTES]):
-                seal.update(view[filled : filled + count])
-                filled += count
+            while piece := file.read(_READ_BYTES):
+                crc.update(piece)
+                filled += len(piece)
+                yield piece
     except OSError as error:
         raise EvidenceError(f"{entry.name} cannot be read: {error.strerror}") from error
     if filled != entry.size_bytes:
         raise EvidenceError(f"{entry.name} has {filled} bytes, expected {entry.size_bytes}")
-    if (found := seal.hexdigest()) != entry.digest:
+    if (found := crc.hexdigest()) != entry.digest:
         raise EvidenceError(
             f"{entry.name} ({entry.size_bytes} bytes, as expected) was changed after it was written: "
             f"its checksum is {found}, expected {entry.digest}"
         )
-    return content
+
+
+def check(folder: Path, entry: FileEntry, moved: Callable[[], None] = lambda: None) -> None:
+    """Test a file against its manifest.
+
+    Args:
+        moved: called after each piece.
+
+    Raises:
+        EvidenceError: as `pieces_of`.
+    """
+    for _ in pieces_of(folder, entry):
+        moved()
+
+
+def read_verified(folder: Path, entry: FileEntry) -> bytes:
+    """The content of a file that is what was written.
+
+    Raises:
+        EvidenceError: as `pieces_of`.
+    """
+    return b"".join(pieces_of(folder, entry))
 
 
 def complete_steps(directory: Path) -> list[int]:

@@ -24,7 +24,6 @@ HELD = ".mirroring-"
 FETCHED = ".fetching-"
 _AT_ONCE = 4
 """Files in flight; one connection to an object store is slower than most disks."""
-_READ_BYTES = 8 << 20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +70,7 @@ class Mirror:
         with _held(directory / folder) as held:
             manifest = manifests.read(held)
             for entry in manifest.files:
-                check(held, entry)
-                self._moved()
+                manifests.check(held, entry, self._moved)
             self._store.remove(f"{folder}/{manifests.MANIFEST_NAME}")  # one that is damaged
             names = [name for name in _files(held) if name != manifests.MANIFEST_NAME]
             self._all(names, lambda name: self._store.put(held / name, f"{folder}/{name}", self._moved))
@@ -145,8 +143,7 @@ class Mirror:
             names = there | {entry.name for entry in manifest.files}
             self._all(sorted(names), lambda name: self._get(f"{folder}/{name}", temporary / name))
             for entry in manifest.files:
-                check(temporary, entry)
-                self._moved()
+                manifests.check(temporary, entry, self._moved)
             if manifests.read(temporary).digest != manifest.digest:
                 raise EvidenceError(f"{manifests.MANIFEST_NAME} changed while the step was fetched")
             sync_folder(temporary)
@@ -184,27 +181,6 @@ class Mirror:
         with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="everstep-mirror") as pool:
             for future in [pool.submit(work, name) for name in names]:
                 future.result()
-
-
-def check(folder: Path, entry: manifests.FileEntry) -> None:
-    """Test a file against its manifest, in pieces.
-
-    Raises:
-        EvidenceError: missing, unreadable, of another size, or changed.
-    """
-    seal = manifests.seal_for(entry)
-    size_bytes = 0
-    try:
-        with (folder / entry.name).open("rb", buffering=0) as file:
-            while piece := file.read(_READ_BYTES):
-                seal.update(piece)
-                size_bytes += len(piece)
-    except OSError as error:
-        raise EvidenceError(f"{entry.name} cannot be read: {error.strerror}") from error
-    if size_bytes != entry.size_bytes:
-        raise EvidenceError(f"{entry.name} has {size_bytes} bytes, expected {entry.size_bytes}")
-    if seal.hexdigest() != entry.digest:
-        raise EvidenceError(f"{entry.name} was changed after it was written: its checksum is another")
 
 
 @contextlib.contextmanager
