@@ -11,6 +11,9 @@ import pytest
 from tests.worker.conftest import lab, launcher  # noqa: F401
 from tests.worker.peer_hosts import MB, TWO, Cluster, SimulatedHost, complete, save, steps, wait_for
 
+from everstep.adapters.memory_slots import RankSlots, image_path, rest_path
+from everstep.policy.checkpoints import committed_steps
+
 pytestmark = pytest.mark.e2e
 THREE = {"a": (0, 1), "b": (2,), "c": (3,)}
 CASES = {
@@ -50,6 +53,49 @@ def test_a_job_that_loses_a_host_with_all_its_memory_goes_on_from_the_copies_bit
         wait_for(lambda: steps(cluster)[-1] > step, "copies after the restart")
     assert "defect" not in cluster.errors()
     assert "everstep:" not in lab.errors("first") + lab.errors("second")
+
+
+DAMAGE = {"of ddp": ("ddp", "tensors"), "of fsdp2": ("fsdp", "rest")}
+
+
+@pytest.mark.parametrize("case", DAMAGE)
+def test_a_damaged_slot_of_a_living_host_is_brought_again_from_a_copy(
+    case: str,
+    lab: Any,  # noqa: F811 - the fixture that is imported
+    tmp_path: Path,
+) -> None:
+    kind, what = DAMAGE[case]
+    spec = {"kind": kind, "world": 4, "until": 24, "pause_s": 0.01}
+    whole = lab.train("whole", **spec, directory=str(tmp_path / "other"))
+    with Cluster(tmp_path, TWO) as cluster:
+        cluster.restore()
+        lab.train("first", **spec, die_at=20, code=-9, memories=cluster.memories())
+        wait_for(lambda: (steps(cluster) or [0])[-1] >= newest(cluster), f"copies; {cluster.errors()}")
+        step = newest(cluster)
+        folder = Path(cluster.memories()[3])
+        slot = RankSlots(folder, 3).find(step)
+        assert slot is not None
+        path = rest_path(folder, 3, slot) if what == "rest" else image_path(folder, 3, slot)
+        flip(path)
+        cluster.restore()
+        resumed = lab.train("second", **spec, memories=cluster.memories(), seed=99)
+        assert lab.restored_step("second") == step
+        assert resumed == [rank[step:] for rank in whole]
+        assert f"the memory of rank 3 at step {step} is damaged" in lab.errors("second")
+        assert "brought again from host b" in lab.errors("second")
+    assert "defect" not in cluster.errors()
+
+
+def newest(cluster: Cluster) -> int:
+    """The newest step that all ranks have in their own memory."""
+    return committed_steps([RankSlots(Path(f), rank).slots() for rank, f in enumerate(cluster.memories())])[0]
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 3] ^= 16
+    with path.open("r+b") as file:
+        file.write(content)
 
 
 def test_savers_killed_in_the_middle_of_transfers_never_cost_a_copy_that_all_had(tmp_path: Path) -> None:

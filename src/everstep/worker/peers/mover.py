@@ -13,11 +13,12 @@ from functools import partial
 from everstep.adapters.memory_slots import SlotHeader
 from everstep.adapters.peer_files import PeerPin, PeerRoster
 from everstep.adapters.peer_line import Credentials
+from everstep.adapters.peer_repairs import Repair, Repaired, answer_repair, repairs_asked
 from everstep.domain.errors import EvidenceError, WorldError
 from everstep.policy.replication import Fetch, Plan, Version, Word, slot_for_copy
 from everstep.worker.peers.board import Board, members_of
 from everstep.worker.peers.service import Request, fetch
-from everstep.worker.peers.shard_store import PIECE_BYTES, Fill, ShardStore, drop_files
+from everstep.worker.peers.shard_store import PIECE_BYTES, Fill, ShardStore, drop_files, version_of
 
 _log = logging.getLogger(__name__)
 COPY_COUNT = 2
@@ -73,6 +74,10 @@ class Mover:
     def _move(self) -> bool:
         """One piece of work; False when there is none."""
         access, word = self._board.access(), self._board.word
+        if access is not None and (asked := repairs_asked(self._stores.slots.folder)):
+            for rank, repair in asked:
+                answer_repair(self._stores.slots.folder, rank, self._repair(*access, repair))
+            return True
         if access is None or word is None or word.generation != access[0].generation:
             return False
         roster, credentials = access
@@ -214,6 +219,48 @@ class Mover:
         request = Request(shard=item.shard, version=version, urgent=True)
         if not fetch(roster.addresses[item.source], credentials, request, take, lambda: self._board.roster == roster):
             raise EvidenceError(f"host {item.source} does not have it any more")
+
+    # When a rank has found a slot damaged.
+
+    def _repair(self, roster: PeerRoster, credentials: Credentials, repair: Repair) -> Repaired:
+        """The same bytes again, from this host's own copy or from whoever tells that it has them."""
+        reports, problem = self._board.reports(), f"no host holds a copy of step {repair.version.step}"
+        holders = [
+            host
+            for host, report in sorted(reports.items(), key=lambda found: (found[0] != roster.host, found[0]))
+            for item in (*report.copies, *(report.slots if host != roster.host else ()))
+            if (item.shard, item.version) == (repair.shard, repair.version)
+        ]
+        for source in dict.fromkeys(holders):
+            try:
+                self._bring_again(roster, credentials, repair, source)
+            except (OSError, EvidenceError) as error:
+                problem = f"host {source}: {error}"
+                continue
+            return Repaired(serial=repair.serial, source=source)
+        return Repaired(serial=repair.serial, problem=problem)
+
+    def _bring_again(self, roster: PeerRoster, credentials: Credentials, repair: Repair, source: str) -> None:
+        """The files alone: the header is right, and others look at it."""
+        slots = self._stores.slots
+        wanted = slots.header(repair.shard, repair.slot)
+        if version_of(wanted) != repair.version:
+            raise EvidenceError(f"rank {repair.shard} does not hold step {repair.version.step} any more")
+
+        def take(header: SlotHeader, fill: Fill) -> None:
+            if (header.image_seal, header.rest_seal) != (wanted.image_seal, wanted.rest_seal):
+                raise EvidenceError("its copy is another one")
+            slots.take_files(repair.shard, repair.slot, header, fill)
+
+        if source == roster.host:
+            found = self._stores.copies.find(repair.shard, repair.version)
+            if found is None:
+                raise EvidenceError("its copy is gone")
+            _copy(self._stores.copies, repair.shard, found, take)
+            return
+        request = Request(shard=repair.shard, version=repair.version, urgent=True)
+        if not fetch(roster.addresses[source], credentials, request, take, lambda: not self._is_closing.is_set()):
+            raise EvidenceError("its copy is gone")
 
 
 def _versions(store: ShardStore, shard: int) -> list[Version | None]:

@@ -35,6 +35,7 @@ from everstep.worker.format.trailer import unpack
 from everstep.worker.observer import Observer
 from everstep.worker.ranks import Ranks
 from everstep.worker.restoring.checkpoint_reading import Reading
+from everstep.worker.restoring.mending import Mending
 from everstep.worker.restoring.reading import Source
 from everstep.worker.restoring.storage_listing import StorageListing
 from everstep.worker.saving.memory_image import remove
@@ -111,6 +112,7 @@ class Restoring:
         self._damaged: dict[Holding, str] = {}
         self._passed_over: set[int] = set()
         self._storage = StorageListing(directory, observer, attempt)
+        self._mending = Mending(memory, ranks.rank, observer.beat)
 
     def run(self) -> Restored | None:
         """Put the newest checkpoint that every rank could verify into the attached objects; None when there is none.
@@ -136,8 +138,7 @@ class Restoring:
                         retryable=True,
                     )
                 return None
-            reading = Reading(self._state, choice.manifest, self._ranks, self._observer.beat)
-            problems = self._read(reading, choice.manifest, choice.tiers)
+            reading, problems = self._read_mended(choice.manifest, choice.tiers)
             answer = msgspec.json.encode(_Answer(problems=problems, touched=reading.has_begun))
             answers = [msgspec.json.decode(word, type=_Answer) for word in self._ranks.gather(answer)]
             touched = touched or any(answer.touched for answer in answers)
@@ -202,6 +203,24 @@ class Restoring:
         return found
 
     # Reading, on every rank.
+
+    def _read_mended(self, manifest: Manifest, tiers: Sequence[Tier]) -> tuple[Reading, tuple[_Problem, ...]]:
+        """Read; what is found damaged in memory is brought again from a copy, where there is one, and read again."""
+        has_begun = False
+        while True:
+            reading = Reading(self._state, manifest, self._ranks, self._observer.beat)
+            problems = self._read(reading, manifest, tiers)
+            reading.has_begun = has_begun = reading.has_begun or has_begun
+            if len(problems) != 1 or problems[0].tier is not Tier.MEMORY or not self._mend(manifest, problems[0]):
+                return reading, problems
+
+    def _mend(self, manifest: Manifest, problem: _Problem) -> bool:
+        try:
+            slot, header = self._slot(manifest.step, problem.shard)
+        except EvidenceError:
+            return False
+        what = f"the memory of rank {problem.shard} at step {manifest.step} is damaged ({problem.reason})"
+        return self._mending.mend(problem.shard, slot, header, what)
 
     def _read(self, reading: Reading, manifest: Manifest, tiers: Sequence[Tier]) -> tuple[_Problem, ...]:
         """Read what this rank needs, all of it tested. What is wrong is told by shard."""
