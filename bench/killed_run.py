@@ -92,7 +92,7 @@ class KilledRun:
             for step in manifests.complete_steps(self.mirror):
                 folder = self.mirror / manifests.folder_name(step)
                 try:
-                    for entry in manifests.read(folder).files:
+                    for entry in manifests.read(folder).each_file:
                         manifests.check(folder, entry)
                 except (EvidenceError, ConfigError) as problem:
                     if (folder / manifests.MANIFEST_NAME).exists():  # else retention took it away meanwhile

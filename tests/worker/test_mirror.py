@@ -268,6 +268,21 @@ def test_after_kill_9_of_the_uploader_at_any_moment_the_mirror_has_a_whole_step_
     assert not list(directory.glob(f"{HELD}*"))
 
 
+def test_prune_says_what_the_disk_does_not_remove_and_removes_what_a_killed_one_left(
+    directory: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step in (10, 20, 30):
+        save(directory, step)
+    (directory / ".tmp-old-step-00000010").touch()  # a folder cannot be renamed to a file
+    assert main(["checkpoints", str(directory), "prune", "--keep", "2"]) == ExitCode.IO_ERROR
+    assert ".tmp-old-step-00000010" in capsys.readouterr().err
+    assert manifests.complete_steps(directory) == [30, 20, 10]
+    (directory / ".tmp-old-step-00000010").unlink()
+    (directory / ".tmp-old-step-00000010" / "half").mkdir(parents=True)
+    assert main(["checkpoints", str(directory), "prune", "--keep", "1"]) == ExitCode.DONE
+    assert sorted(path.name for path in directory.iterdir()) == ["step-00000030"]
+
+
 def listing(directory: Path, url: str) -> StorageListing:
     observer = Observer(None)
     found = StorageListing(directory, observer, 1)
@@ -329,7 +344,8 @@ def test_the_command_line_lists_verifies_fetches_and_prunes_a_mirror(
     listed = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in listed] == ["step", "30", "20", "10"]
     assert "its upload never ended" in listed[1]
-    assert listed[2].endswith("complete in the mirror")
+    assert "in the mirror" in listed[2]
+    assert listed[2].endswith("complete; resumes exactly")
     assert main(["checkpoints", str(directory), "list", "--mirror", url]) == ExitCode.DONE
     assert len(capsys.readouterr().out.splitlines()) == 7
     out = tmp_path / "out"

@@ -1,7 +1,6 @@
 """`everstep checkpoints`: list, verify, prune and export the checkpoints of a run, on disk or in a mirror."""
 
 import argparse
-import shutil
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -9,9 +8,12 @@ from datetime import datetime
 from pathlib import Path
 
 from everstep.adapters.object_store import is_url
+from everstep.cli.checkpoint_rows import HEAD, row
 from everstep.cli.mirrored import MirrorShelf
-from everstep.domain.errors import ConfigError, EvidenceError, ExitCode
+from everstep.domain.errors import ConfigError, EverstepError, EvidenceError, ExitCode, WorldError
 from everstep.worker.format import manifest as manifests
+from everstep.worker.format.manifest import Manifest
+from everstep.worker.format.retention import remove_old
 
 _EPILOG = """\
 examples:
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         ConfigError: there are no checkpoints, or not the one that was asked for.
-        WorldError: a mirror fails.
+        WorldError: a mirror fails, or the disk removes nothing.
     """
     if is_url(args.run_dir):
         return _run_mirror(args)
@@ -75,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         case "list":
             sys.stdout.writelines(f"{line}\n" for line in _rows(folder, steps))
             if args.mirror:
-                sys.stdout.writelines(f"{line}\n" for line in MirrorShelf(args.mirror, args.step).rows(_MIRROR_ROW))
+                sys.stdout.writelines(f"{line}\n" for line in MirrorShelf(args.mirror, args.step).rows())
             return ExitCode.DONE
         case "verify":
             return _verify(folder, steps)
@@ -84,15 +86,11 @@ def run(args: argparse.Namespace) -> int:
     return _export(folder, args.to, args.out, args.step)
 
 
-_MIRROR_ROW = "{step:>10}  {size:>9}  {ranks:>5}  {state}"
-
-
 def _run_mirror(args: argparse.Namespace) -> int:
     shelf = MirrorShelf(args.run_dir, args.step)
     match args.action:
         case "list":
-            sys.stdout.write(f"{'step':>10}  {'size':>9}  {'ranks':>5}  state\n")
-            sys.stdout.writelines(f"{line}\n" for line in shelf.rows(_MIRROR_ROW))
+            sys.stdout.writelines(f"{line}\n" for line in (HEAD, *shelf.rows()))
             return ExitCode.DONE
         case "verify":
             return shelf.verify()
@@ -119,27 +117,17 @@ def _named(steps: Sequence[int]) -> str:
 
 
 def _rows(folder: Path, steps: Sequence[int]) -> Iterator[str]:
-    yield f"{'step':>10}  {'size':>9}  {'ranks':>5}  {'written':16}  state"
+    yield HEAD
     for step in steps:
         path = folder / manifests.folder_name(step)
         written = f"{datetime.fromtimestamp(path.stat().st_mtime).astimezone():%Y-%m-%d %H:%M}"
         try:
-            manifest = manifests.read(path)
+            found: Manifest | EverstepError = manifests.read(path)
         except (EvidenceError, ConfigError) as problem:
-            yield f"{step:>10}  {'':>9}  {'':>5}  {written:16}  {problem}"
-            continue
-        state = f"complete; {'; '.join(manifest.inexact_because) or 'resumes exactly'}"
-        yield f"{step:>10}  {_size(manifest.size_bytes):>9}  {manifest.world_size:>5}  {written:16}  {state}"
+            found = problem
+        yield row(step, written, found)
     for path in sorted(folder.glob("refused-*")):
         yield f"refused, kept as evidence: {path.name}"
-
-
-def _size(size_bytes: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if size_bytes < 1000:
-            return f"{size_bytes:.3g} {unit}"
-        size_bytes /= 1000
-    return f"{size_bytes:.3g} TB"
 
 
 def _verify(folder: Path, steps: Sequence[int]) -> int:
@@ -160,7 +148,7 @@ def _problems(path: Path) -> Iterator[str]:
     except (EvidenceError, ConfigError) as problem:
         yield str(problem)
         return
-    for entry in manifest.files:
+    for entry in manifest.each_file:
         try:
             manifests.check(path, entry)
         except EvidenceError as problem:
@@ -169,12 +157,11 @@ def _problems(path: Path) -> Iterator[str]:
 
 def _prune(folder: Path, keep: int) -> int:
     _check_keep(keep)
-    for step in manifests.complete_steps(folder)[keep:]:
-        path = folder / manifests.folder_name(step)
-        aside = folder / f".tmp-old-{path.name}"
-        path.rename(aside)  # first out of sight: a half removed one must not look complete
-        shutil.rmtree(aside)
-        sys.stdout.write(f"removed step {step}\n")
+    try:
+        removed = remove_old(folder, keep, ".tmp-old-")
+    except OSError as error:
+        raise WorldError(f"{error.filename or folder} cannot be removed: {error.strerror}") from error
+    sys.stdout.writelines(f"removed step {step}\n" for step in removed)
     return ExitCode.DONE
 
 

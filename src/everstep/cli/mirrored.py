@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from everstep.adapters.object_store import ObjectStore
+from everstep.cli.checkpoint_rows import row
 from everstep.domain.errors import ConfigError, EvidenceError, ExitCode
 from everstep.worker.format.manifest import Manifest, folder_name
 from everstep.worker.mirror.store_copies import Mirror, MirroredStep
@@ -69,11 +70,7 @@ class MirrorShelf:
                 return str(problem)
         return ""
 
-    def rows(self, row: str) -> Iterator[str]:
-        """One line for each, in the given form of step, size, ranks and state."""
+    def rows(self) -> Iterator[str]:
+        """One line for each."""
         for found in self.steps:
-            manifest = found.manifest
-            size = f"{manifest.size_bytes / 1e6:.3g} MB" if manifest else ""
-            ranks = manifest.world_size if manifest else ""
-            state = found.problem or "complete in the mirror"
-            yield row.format(step=found.step, size=size, ranks=ranks, state=state)
+            yield row(found.step, "in the mirror", found.manifest or found.problem)

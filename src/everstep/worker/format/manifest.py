@@ -69,7 +69,12 @@ class Manifest:
 
     @property
     def size_bytes(self) -> int:
-        return sum({entry.name: entry.size_bytes for entry in self.files}.values())
+        return sum(entry.size_bytes for entry in self.each_file)
+
+    @property
+    def each_file(self) -> tuple[FileEntry, ...]:
+        """Every file once, also one that ranks share."""
+        return tuple({entry.name: entry for entry in self.files}.values())
 
     def entry(self, name: str, rank: int) -> FileEntry | None:
         """The file of this name that is this rank's."""

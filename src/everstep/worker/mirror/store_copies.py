@@ -69,7 +69,7 @@ class Mirror:
             return found.manifest
         with _held(directory / folder) as held:
             manifest = manifests.read(held)
-            for entry in manifest.files:
+            for entry in manifest.each_file:
                 manifests.check(held, entry, self._moved)
             self._store.remove(f"{folder}/{manifests.MANIFEST_NAME}")  # one that is damaged
             names = [name for name in _files(held) if name != manifests.MANIFEST_NAME]
@@ -140,9 +140,9 @@ class Mirror:
         folder = manifests.folder_name(manifest.step)
         try:
             there = {name.removeprefix(f"{folder}/") for name in self._store.sizes(folder)}
-            names = there | {entry.name for entry in manifest.files}
+            names = there | {entry.name for entry in manifest.each_file}
             self._all(sorted(names), lambda name: self._get(f"{folder}/{name}", temporary / name))
-            for entry in manifest.files:
+            for entry in manifest.each_file:
                 manifests.check(temporary, entry, self._moved)
             if manifests.read(temporary).digest != manifest.digest:
                 raise EvidenceError(f"{manifests.MANIFEST_NAME} changed while the step was fetched")
@@ -169,7 +169,7 @@ class Mirror:
             return MirroredStep(step=step, problem=f"{folder} has no {manifests.MANIFEST_NAME}: its upload never ended")
         except (EvidenceError, ConfigError) as error:
             return MirroredStep(step=step, problem=str(error))
-        for entry in manifest.files:
+        for entry in manifest.each_file:
             found = sizes.get(f"{folder}/{entry.name}")
             if found is None:
                 return MirroredStep(step=step, problem=f"{entry.name} is missing")

@@ -26,6 +26,7 @@ from everstep.worker.format.layout import tensors_name
 from everstep.worker.format.manifest import FileEntry, Manifest
 from everstep.worker.format.publishing import publish, write_common, write_small
 from everstep.worker.format.rank_file import write_rank_file
+from everstep.worker.format.retention import remove_old
 from everstep.worker.observer import Observer
 from everstep.worker.ranks import Ranks
 from everstep.worker.restoring.restore import REFUSED, shown
@@ -226,9 +227,7 @@ class Checkpoints:
             if temporary.exists():
                 shutil.rmtree(temporary)
             return
-        for step in manifests.complete_steps(self._directory)[self._keep :]:
-            old = self._directory / manifests.folder_name(step)
-            old.rename(self._directory / f"{_TEMPORARY}old-{old.name}")
+        remove_old(self._directory, self._keep, f"{_TEMPORARY}old-")
         refused = sorted(self._directory.glob(f"{REFUSED}*"), key=lambda path: path.stat().st_mtime)
         for leftover in [*self._directory.glob(f"{_TEMPORARY}*"), *refused[:-1]]:
             shutil.rmtree(leftover) if leftover.is_dir() else leftover.unlink()
