@@ -111,7 +111,7 @@ def test_what_one_host_lacks_leaves_all_without_memory_and_is_told_once(
             assert prepare(hosts, attempt) == {"a": False, "b": False}
     told = [record.message for record in caplog.records]
     assert len(told) == 2
-    assert all(text.startswith("everstep keeps no checkpoints in memory, they go to disk only: host ") for text in told)
+    assert all(text.startswith("checkpoints are not kept in memory and go to disk only: host ") for text in told)
 
 
 def test_a_replicator_that_is_never_ready_leaves_all_without_memory(

@@ -74,13 +74,10 @@ class PeerHosts:
         self._config = config
         self._board = board
         self._process: PipedProcess | None = None
-        self._problem = "there is no room in memory"
         self._told = ""
         self._interrupted_s = 0.0
         if config.folder is not None:
-            self._problem = _take_credentials(config)
             (config.folder / ADDRESS_NAME).unlink(missing_ok=True)  # an earlier start's
-        if config.folder is not None and not self._problem:
             arguments = [str(config.folder), f"{_bracketed(config.address)}:0"]
             self._process = PipedProcess("everstep.worker.peers.replicator", arguments)
             self._process.ensure()
@@ -148,7 +145,9 @@ class PeerHosts:
 
     def _offer(self) -> _Offer:
         if self._process is None or self._config.folder is None:
-            return _Offer(problem=self._problem)
+            return _Offer(problem="there is no room in memory")
+        if problem := _take_credentials(self._config):
+            return _Offer(problem=problem)
         ends_s = time.monotonic() + _UP_WITHIN_S
         while not (address := read_address(self._config.folder)):
             self._process.ensure()
@@ -181,7 +180,7 @@ class PeerHosts:
                 return _Offer(problem=f"memory was not brought back within {_READY_WITHIN_S:.0f} s")
             if now_s > tell_s:
                 tell_s = now_s + _TELL_EVERY_S
-                _log.warning("everstep: waiting for copies from other hosts for %.0f s", now_s - began_s)
+                _log.warning("waiting for copies from other hosts for %.0f s", now_s - began_s)
             time.sleep(_LOOK_S)
         return _Offer()
 
@@ -211,17 +210,19 @@ class PeerHosts:
         """Once for each."""
         if problem != self._told:
             self._told = problem
-            _log.warning("everstep keeps no checkpoints in memory, they go to disk only: %s", problem)
+            _log.warning("checkpoints are not kept in memory and go to disk only: %s", problem)
 
 
 def _take_credentials(config: PeerConfig) -> str:
     """The job's credentials where the replicator looks for them; what went wrong."""
     assert config.folder is not None
-    target = config.folder / CREDENTIALS_NAME
+    target, fresh = config.folder / CREDENTIALS_NAME, config.folder / f"{CREDENTIALS_NAME}.new"
     try:
+        shutil.rmtree(fresh, ignore_errors=True)
+        shutil.copytree(config.credentials, fresh)
+        fresh.chmod(0o700)
         shutil.rmtree(target, ignore_errors=True)
-        shutil.copytree(config.credentials, target)
-        target.chmod(0o700)
+        fresh.rename(target)
     except (OSError, shutil.Error) as error:
         return f"the job's credentials cannot be read from {config.credentials}: {error}"
     return ""
