@@ -14,6 +14,7 @@ from everstep.domain.causes import FaultKind
 from everstep.domain.errors import ConfigError, ExitCode
 
 NOBODY = 65534
+TWO = ("--nnodes=2", "--rdzv-endpoint=host0:1234", "--run-dir=runs/a")
 
 
 @pytest.fixture(autouse=True)
@@ -42,9 +43,18 @@ def refusal(*arguments: str) -> str:
 @pytest.mark.parametrize(
     ("arguments", "flag", "what_to_write"),
     [
-        (["--nnodes", "2"], "--nnodes 2", "write --nnodes 1"),
-        (["--nnodes", "1:4"], "--nnodes 1:4", "write --nnodes 1"),
-        (["--node-rank", "1"], "--node-rank 1", "write --nnodes 1"),
+        (["--nnodes", "two"], "--nnodes 'two'", "write a number from 1, or MIN:MAX"),
+        (["--nnodes", "3:2"], "--nnodes '3:2'", "write a number from 1, or MIN:MAX"),
+        (["--nnodes", "2"], "--nnodes 2 needs --rdzv-endpoint", "write HOST:PORT"),
+        (["--nnodes", "1:4"], "--nnodes 1:4 needs --rdzv-endpoint", "write HOST:PORT"),
+        (["--node-rank", "1"], "--node-rank 1", "write --nnodes N"),
+        ([*TWO, "--node-rank", "2"], "--node-rank 2", "write 0 to 1"),
+        ([*TWO, "--standalone"], "--standalone", "leave one of them out"),
+        ([*TWO, "--host-timeout", "0"], "--host-timeout 0", "seconds above 0"),
+        (["--nnodes=2", "--rdzv-endpoint=a b"], "--rdzv-endpoint 'a b'", "write HOST:PORT"),
+        (["--nnodes=2", "--rdzv-endpoint=a:99999"], "--rdzv-endpoint 'a:99999'", "write HOST:PORT"),
+        (["--nnodes=2", "--rdzv-endpoint=0.0.0.0:1"], "--rdzv-endpoint 0.0.0.0:1", "by which all hosts reach"),
+        (["--nnodes=2", "--rdzv-endpoint=a"], "--nnodes 2 needs --run-dir", "or --rdzv-id ID"),
         (["--nproc-per-node", "0"], "--nproc-per-node '0'", "write a number from 1, auto, cpu or gpu"),
         (["--nproc-per-node", "-2"], "--nproc-per-node '-2'", "write a number from 1"),
         (["--nproc-per-node", "abc"], "--nproc-per-node 'abc'", "write a number from 1, auto, cpu or gpu"),
@@ -195,6 +205,38 @@ def test_faults_are_numbered_in_their_order() -> None:
 @pytest.mark.parametrize("kind", FaultKind)
 def test_every_kind_of_fault_can_be_asked_for(kind: FaultKind) -> None:
     assert plan(f"--inject={kind}:rank=0,after=3", "train.py").faults[0].kind is kind
+
+
+@pytest.mark.parametrize(
+    ("arguments", "endpoint", "run_dir"),
+    [
+        (TWO, "host0:1234", "runs/a"),
+        (("--nnodes=2", "--rdzv-endpoint=host0", "--rdzv_id=job/7"), "host0:29400", "everstep-runs/job_7"),
+        (("--nnodes=2", "--rdzv-endpoint=[::1]:5", "--run-dir=a"), "[::1]:5", "a"),
+        (("--nnodes=2", "--node-rank=0", "--master-addr=h", "--run-dir=a"), "h:29500", "a"),
+        (("--nnodes=2", "--node_rank=1", "--master_addr=h", "--master_port=7", "--run-dir=a"), "h:7", "a"),
+    ],
+)
+def test_several_hosts_meet_where_torchruns_flags_say(arguments: list[str], endpoint: str, run_dir: str) -> None:
+    found = plan(*arguments, "train.py")
+    assert found.hosts is not None
+    assert (str(found.hosts.endpoint), str(found.run_dir)) == (endpoint, run_dir)
+    assert found.port == 0
+    assert found.recovery.spares.waits_for_hosts
+    assert found.recovery.spares.wait_s == 300.0
+
+
+def test_more_hosts_than_train_are_spares_and_faults_reach_all_ranks() -> None:
+    found = plan(*TWO[1:], "--nnodes=2:3", "--nproc-per-node=2", "--inject=kill:rank=3,step=4", "train.py")
+    assert found.hosts is not None
+    assert (found.hosts.need, found.hosts.host_count_max) == (2, 3)
+
+
+def test_one_host_waits_for_nobody() -> None:
+    found = plan("train.py")
+    assert found.hosts is None
+    assert not found.recovery.spares.waits_for_hosts
+    assert found.address == "127.0.0.1"
 
 
 def test_the_examples_are_understood() -> None:

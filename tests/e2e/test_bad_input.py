@@ -24,7 +24,7 @@ def last_line(text: str) -> str:
         (["no_such_script.py"], ["no_such_script.py"]),
         (["--nproc-per-node", "4000", DDP], ["4000", "CPUs"]),
         (["--nproc-per-node", "several", DDP], ["several", "auto"]),
-        (["--nnodes", "2", DDP], ["--nnodes 1"]),
+        (["--nnodes", "2", DDP], ["--rdzv-endpoint", "HOST:PORT"]),
         (["--inject", "explode:rank=1,step=2", DDP], ["explode", "kill"]),
         (["--inject", "kill:rank=7,step=2", "--nproc-per-node", "2", DDP], ["no rank 7", "1"]),
         (["--log-dir", "/proc/no-such-place", DDP], ["/proc/no-such-place", "--log-dir"]),

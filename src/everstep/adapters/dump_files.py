@@ -12,7 +12,7 @@ from pathlib import Path
 from everstep.domain.errors import ConfigError
 
 _OWN = re.compile(r"rank-(\d+)\.(\d+)\.flight_recorder\.json")
-_SNAPSHOT = re.compile(r"snapshot-(\d+)\.json")
+_SNAPSHOT = re.compile(r"snapshot-(\d+)(?:\.[^/]+)?\.json")
 _RANK = re.compile(r"rank[_\-.]?(\d+)", re.IGNORECASE)
 _HOST = re.compile(r"(?:^|[_\-.])host[_\-.]?([A-Za-z0-9]+(?:-[A-Za-z0-9]+)*)", re.IGNORECASE)
 _NUMBER = re.compile(r"(\d+)(?!.*\d)")

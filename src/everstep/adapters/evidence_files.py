@@ -51,10 +51,14 @@ class EvidenceFiles:
         host: this host's name.
         roster: whom to look at.
         clock: the run's clock.
+        shared: other hosts write into the same folder, so what is not a rank's carries this host's name.
     """
 
-    def __init__(self, folder: Path, *, host: HostId, roster: Roster, clock: MonotonicClock) -> None:
+    def __init__(
+        self, folder: Path, *, host: HostId, roster: Roster, clock: MonotonicClock, shared: bool = False
+    ) -> None:
         self._folder = folder
+        self._mark = f".{host}" if shared else ""
         self._host = host
         self._roster = roster
         self._clock = clock
@@ -87,7 +91,7 @@ class EvidenceFiles:
                 files += self._write(folder, worker, snapshot, answers.get(worker.pid), texts.get(worker.pid, ""))
             for rank, ring in rings.items():
                 files.append(self._write_one(folder / f"rank-{rank}.{snapshot}.ring", ring))
-            files.append(self._write_one(folder / f"snapshot-{snapshot}.json", to_json(summaries)))
+            files.append(self._write_one(folder / f"snapshot-{snapshot}{self._mark}.json", to_json(summaries)))
         except OSError as error:  # a full disk must not cost the job its recovery; the summaries are in the ledger
             missing = f"files could not be written: {error.strerror}"
             summaries = [replace(summary, missing=(*summary.missing, missing)) for summary in summaries]

@@ -1,4 +1,7 @@
-"""Reads what everstep saw of the processes themselves, `snapshot-N.json`, beside the dumps of their recorders."""
+"""Reads what everstep saw of the processes themselves, `snapshot-N.json`, beside the dumps of their recorders.
+
+Where a job has several hosts, each wrote its own: `snapshot-N.HOST.json`.
+"""
 
 import re
 from collections.abc import Sequence
@@ -44,7 +47,8 @@ def read_snapshots(paths: Sequence[Path]) -> dict[int, dict[Rank, HostFacts]]:
             summaries = _DECODER.decode(path.read_bytes())
         except (OSError, msgspec.DecodeError):
             continue
-        snapshots[int(number[0]) if number else 0] = {summary.rank: _facts(summary) for summary in summaries}
+        of_all_hosts = snapshots.setdefault(int(number[0]) if number else 0, {})
+        of_all_hosts |= {summary.rank: _facts(summary) for summary in summaries}
     return snapshots
 
 

@@ -18,6 +18,7 @@ from everstep.domain.events import Event
 
 LEDGER_NAME = "ledger.jsonl"
 _BUFFER_BYTES = 1 << 20
+_LAST_BYTES = 1 << 18
 
 _WHAT_TO_DO = {
     errno.ENOSPC: "the disk is full: free some space there and start `everstep run` with the same directory again",
@@ -146,6 +147,17 @@ def read_entries(path: Path) -> Iterator[Entry]:
         WorldError: the file can't be read.
     """
     return _entries(path, size_bytes=None)
+
+
+def last_entry(path: Path) -> Entry | None:
+    """The last whole entry; None where there is no ledger, or its end makes no sense. Takes no lock."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LAST_BYTES))
+            lines = file.read().split(b"\n")
+        return decode_entry(lines[-2]) if len(lines) > 1 else None
+    except (OSError, EvidenceError):
+        return None
 
 
 def _entries(path: Path, *, size_bytes: int | None) -> Iterator[Entry]:

@@ -14,9 +14,10 @@ import msgspec
 from everstep.adapters.clock import MonotonicClock
 from everstep.adapters.mirror_process import MirrorProcess
 from everstep.adapters.operation_ring import RingReader, create_ring
+from everstep.adapters.peer_hosts import PeerHosts
 from everstep.adapters.processes import Watch, kill_run, read_stat, reap_orphans, send_signal
 from everstep.adapters.progress_page import PageReader, create_page
-from everstep.adapters.rendezvous_store import RendezvousStores, Store
+from everstep.adapters.rendezvous_store import Meeting, RendezvousStores, Store, find_meeting, tell_meeting
 from everstep.adapters.roster import Roster, Worker
 from everstep.adapters.saver_process import SaverProcess
 from everstep.adapters.stacks import STACK_SIGNAL
@@ -26,10 +27,10 @@ from everstep.adapters.worker_environment import Place, WorkerPaths, torchrun_en
 from everstep.adapters.worker_logs import WorkerLogs
 from everstep.domain.causes import FaultKind
 from everstep.domain.commands import HostShare, StartWorkers
-from everstep.domain.errors import WorldError
+from everstep.domain.errors import ConfigError, WorldError
 from everstep.domain.evidence import ProcessState
 from everstep.domain.ids import HostId, Rank
-from everstep.ports import Exit, Started
+from everstep.ports import Board, Exit, Started
 
 _DIES_WITHIN_S = 5.0
 _PAUSE_S = 0.02
@@ -49,7 +50,7 @@ class LocalJob:
     Attributes:
         mark: what every process of this start of the run carries in its environment.
         scratch: a 0700 folder in shared memory for pages and sockets.
-        address: MASTER_ADDR.
+        address: MASTER_ADDR of the attempts whose store this host holds.
         environment: what every worker's environment starts from.
         restart_count_max: for TORCHELASTIC_MAX_RESTARTS only.
         virtual_local_rank: every worker sees one device and has LOCAL_RANK 0, as with torchrun's flag.
@@ -69,7 +70,7 @@ class LocalJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """The pieces that `LocalWorkers` is put together from. The last three are None when they have no use."""
+    """The pieces that `LocalWorkers` is put together from. Those from `standby` on are None when they have no use."""
 
     clock: MonotonicClock
     logs: WorkerLogs
@@ -78,6 +79,8 @@ class Parts:
     stores: RendezvousStores | None
     saver: SaverProcess | None = None
     mirror: MirrorProcess | None = None
+    board: Board | None = None
+    peers: PeerHosts | None = None
 
 
 class LocalWorkers:
@@ -92,8 +95,12 @@ class LocalWorkers:
         self._stores = parts.stores
         self._saver = parts.saver
         self._mirror = parts.mirror
+        self._board = parts.board
+        self._peers = parts.peers
+        self._has_memory = parts.saver is not None
         self._watch = Watch()
         self._store: Store | None = None
+        self._meeting = Meeting(address=job.address, port=0)
         self._store_loss = ""
         self._ended: dict[int, int] = {}
         self._oom_kills = _oom_kill_count()
@@ -107,7 +114,9 @@ class LocalWorkers:
         warm = self._warm()
         folder = self._job.scratch / f"a{command.attempt:04d}"
         folder.mkdir(mode=0o700, exist_ok=True)
-        self._store = self._take_store()
+        self._meeting = self._meet(int(command.attempt), is_first=group_rank == 0)
+        if self._peers is not None:
+            self._has_memory = self._peers.prepare(command)
         outputs = self._logs.open(attempt=command.attempt, ranks=ranks)
         started_ns = time.monotonic_ns()
         try:
@@ -132,7 +141,7 @@ class LocalWorkers:
                 os.close(pair[1])
         for rank, pid in zip(ranks, pids, strict=True):
             self._enrol(paths[rank], pid)
-        if warm and self._stores is not None:
+        if warm and self._stores is not None and self._store is not None:
             self._stores.keep_ready()
         return Started(pids=tuple(pids), warm=warm)
 
@@ -140,13 +149,17 @@ class LocalWorkers:
         self._watch.wait(timeout_s)
         if self._saver is not None:
             self._saver.ensure()
+        if self._peers is not None:
+            self._peers.ensure()
         if self._mirror is not None:
             self._mirror.ensure()
         self._logs.copy_to_console()
 
     def wake(self) -> None:
-        """End a `wait` in another thread."""
+        """End a `wait` in another thread, and a `start` that waits for other hosts."""
         self._watch.wake()
+        if self._peers is not None:
+            self._peers.interrupt()
 
     def exits(self) -> Sequence[Exit]:
         """See `ports.Workers`. The store's end is told by `store_loss`."""
@@ -209,6 +222,8 @@ class LocalWorkers:
         kill_run(self._job.mark)
         if self._saver is not None:
             self._saver.close(within_s=_SAVED_WITHIN_S)
+        if self._peers is not None:
+            self._peers.close()  # after the savers, whose words it carries
         if self._mirror is not None:
             self._mirror.close(within_s=_MIRRORED_WITHIN_S)
         self._watch.close()
@@ -235,12 +250,23 @@ class LocalWorkers:
                 self._standby.close()  # a cold start is slow and works; the next attempt gets a new standby
         return [start_cold(self._job.program, order, environment=self._job.environment) for order in orders], False
 
-    def _take_store(self) -> Store | None:
+    def _meet(self, attempt: int, *, is_first: bool) -> Meeting:
+        """Where this attempt's ranks meet: at a fresh store of the first host, which tells the others."""
         if self._stores is None:
-            return None
-        store = self._stores.take(is_alive=lambda pid: read_stat(pid).state is not ProcessState.GONE)
-        self._watch.add(store.pid)
-        return store
+            return Meeting(address=self._job.address, port=0)
+        if self._board is not None and not is_first:
+            return find_meeting(self._board, attempt)
+        try:
+            self._store = self._stores.take(is_alive=lambda pid: read_stat(pid).state is not ProcessState.GONE)
+        except (ConfigError, WorldError):
+            if self._board is not None:
+                tell_meeting(self._board, attempt, None)
+            raise
+        self._watch.add(self._store.pid)
+        meeting = Meeting(address=self._job.address, port=self._store.port)
+        if self._board is not None:
+            tell_meeting(self._board, attempt, meeting)
+        return meeting
 
     def _paths(self, folder: Path, attempt: int, rank: Rank, started_ns: int) -> WorkerPaths:
         def at(ending: str) -> str:
@@ -258,7 +284,7 @@ class LocalWorkers:
             error=at("error"),
             notes=at("notes"),
             checkpoints=str(self._job.checkpoints),
-            memory=str(self._saver.path) if self._saver else "",
+            memory=str(self._saver.path) if self._saver and self._has_memory else "",
             mirror=self._mirror.order.url if self._mirror else "",
             started_ns=started_ns,
             clock_zero_ns=self._clock.zero_ns,
@@ -274,9 +300,9 @@ class LocalWorkers:
             local_world_size=share.count,
             group_rank=group_rank,
             group_world_size=len(command.shares),
-            master_addr=self._job.address,
-            master_port=self._store.port if self._store else 0,
-            agent_store=self._store is not None,
+            master_addr=self._meeting.address,
+            master_port=self._meeting.port,
+            agent_store=self._meeting.port > 0,
             restart_count=command.restart_count,
             restart_count_max=self._job.restart_count_max,
             rdzv_id=self._job.rdzv_id,

@@ -1,4 +1,4 @@
-"""The rendezvous stores of one host: a fresh one for every attempt, and the next one kept ready.
+"""The rendezvous stores of one host: a fresh one for every attempt, the next one kept ready, and told to other hosts.
 
 Knows nothing of what is stored; the process behind a store is `everstep.worker.store`.
 """
@@ -10,8 +10,11 @@ from dataclasses import dataclass
 from everstep.adapters.processes import reap, send_signal
 from everstep.adapters.standby import ProcessOrder, Program, Standby, start_cold, wait_for_line
 from everstep.domain.errors import ConfigError, WorldError
+from everstep.ports import Board
 
 _UP_WITHIN_S = 60.0
+_FOUND_WITHIN_S = 120.0
+"""The first host may still be importing what its standby needs."""
 _SIGKILL = 9
 
 
@@ -21,6 +24,36 @@ class Store:
 
     pid: int
     port: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Meeting:
+    """MASTER_ADDR and MASTER_PORT of an attempt; port 0 where there is no store."""
+
+    address: str
+    port: int
+
+
+def tell_meeting(board: Board, attempt: int, meeting: Meeting | None) -> None:
+    """Let the other hosts know where this attempt's ranks meet; None: it came to nothing.
+
+    Raises:
+        WorldError: the board cannot be reached.
+    """
+    text = "" if meeting is None else f"{meeting.address} {meeting.port}"
+    board.post(f"store/{attempt}", text.encode())
+
+
+def find_meeting(board: Board, attempt: int) -> Meeting:
+    """Where the first host has the ranks of this attempt meet.
+
+    Raises:
+        WorldError: it does not say, or could not make a store.
+    """
+    address, _, port = board.read(f"store/{attempt}", within_s=_FOUND_WITHIN_S).decode().partition(" ")
+    if not port.isdecimal():
+        raise WorldError("the first host could not start the rendezvous store", retryable=True)
+    return Meeting(address=address, port=int(port))
 
 
 class RendezvousStores:

@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
         say(f"ledger, logs and evidence go to {plan.run_dir}", "quiet")
         for notice in plan.notices:
             say(notice, "quiet")
-    end = run_job(plan, listen=listen)
+    end = run_job(plan, listen=listen, tell=lambda text: None if plan.quiet else say(text, "quiet"))
     if not heard:
         say(f"{plan.run_dir} holds a run that is done already ({end.summary}); give another --run-dir", "plain")
     with contextlib.suppress(BrokenPipeError):

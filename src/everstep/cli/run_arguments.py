@@ -18,11 +18,13 @@ from everstep.adapters.devices import cpu_count, gpu_count
 from everstep.adapters.object_store import ObjectStore
 from everstep.adapters.standby import Program
 from everstep.adapters.worker_logs import LogChoice, StreamChoice
+from everstep.cli.host_arguments import HostsPlan, add_host_flags, add_own_host_flags, plan_hosts
 from everstep.cli.inject import parse_fault
 from everstep.domain.errors import ConfigError
 from everstep.domain.faults import PlannedFault
 from everstep.policy.recovery import RecoveryConfig
 from everstep.policy.restarts import RestartConfig
+from everstep.policy.spares import SpareConfig
 from everstep.policy.stall import StallConfig
 
 WORKERS_PER_CPU_MAX = 64
@@ -42,6 +44,8 @@ examples:
   everstep run --nproc-per-node gpu -m my_package.train               a module, one worker for each GPU
   everstep run --nproc-per-node 4 --run-dir runs/a train.py           again: continues it
   everstep run --nproc-per-node 4 --inject kill:rank=1,step=40 train.py     see what happens when rank 1 dies
+  everstep run --nnodes 2 --nproc-per-node 8 --rdzv-endpoint host0:29400 --run-dir /shared/runs/a train.py
+                                                    on each of two hosts; host0 has the coordinator
 
 exit codes: 0 done, 10 the script's own bug, 11 retry here, 12 retry on other hosts, 13 hang not resolved,
 14 stopped from outside, 15 restart budget spent, 64 wrong flag or file, 70 a defect of everstep, 74 disk trouble
@@ -53,6 +57,7 @@ class RunPlan:
     """Everything that `everstep run` needs to know.
 
     Attributes:
+        hosts: None for a job of one host.
         notices: sentences about flags that were accepted and mean nothing here.
     """
 
@@ -76,6 +81,7 @@ class RunPlan:
     quiet: bool = False
     mirror: str = ""
     mirror_keep: int = 2
+    hosts: HostsPlan | None = None
     notices: tuple[str, ...] = ()
 
 
@@ -83,7 +89,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = subparsers.add_parser(
         "run",
         help="run a training script like torchrun, and keep it running",
-        description="Run a training script on this host as torchrun would; recover it from deaths and hangs.",
+        description="Run a training script on one or more hosts as torchrun would; recover it from deaths and hangs.",
         epilog=EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -138,6 +144,7 @@ def add_parser(subparsers: "argparse._SubParsersAction[argparse.ArgumentParser]"
         metavar="N",
         help="complete checkpoints that stay in the mirror (default: 2)",
     )
+    add_own_host_flags(own)
     own.add_argument("--quiet", action="store_true", help="say only what went wrong")
     parser.add_argument(
         "program", metavar="script.py", help="the script, or module with -m, or command with --no-python"
@@ -153,29 +160,27 @@ def _add_torchrun_flags(parser: argparse.ArgumentParser) -> None:
         names = [*aliases, name] + ([underscored] if underscored != name else [])
         flags.add_argument(*names, dest=name[2:].replace("-", "_"), **options)  # type: ignore[arg-type]
 
-    add("--nnodes", default="1:1", metavar="N", help="hosts; this version runs 1")
     add(
         "--nproc-per-node",
         default="1",
         metavar="N",
         help="workers on this host: a number, auto, cpu or gpu (default: 1)",
     )
+    add_host_flags(add)
     add("--standalone", action="store_true", help="one host, no outside rendezvous; everstep's default")
     add(
         "--rdzv-backend", default="c10d", metavar="B", help="accepted; the store is always a fresh one for each attempt"
     )
-    add("--rdzv-endpoint", default="", metavar="HOST:PORT", help="with one host: accepted")
     add("--rdzv-id", default="", metavar="ID", help="TORCHELASTIC_RUN_ID (default: the run's own id)")
     add("--rdzv-conf", default="", metavar="K=V", help="accepted")
     add(
         "--master-addr",
-        default="127.0.0.1",
+        default="",
         metavar="A",
-        help="MASTER_ADDR, where the store listens (default: 127.0.0.1)",
+        help="one host: MASTER_ADDR, where the store listens (default: 127.0.0.1); several, without --rdzv-endpoint: "
+        "the coordinator's address, with --master-port",
     )
     add("--master-port", default=0, type=int, metavar="P", help="MASTER_PORT (default: a free one for each attempt)")
-    add("--node-rank", default=0, type=int, metavar="R", help="with one host: 0")
-    add("--local-addr", default="", metavar="A", help="accepted")
     add(
         "--max-restarts",
         default=None,
@@ -222,15 +227,12 @@ def plan_run(args: argparse.Namespace) -> RunPlan:
     Raises:
         ConfigError: a flag or path is wrong; the sentence says what to write instead.
     """
-    if args.nnodes not in ("1", "1:1") or args.node_rank != 0:
-        raise ConfigError(
-            f"--nnodes {args.nnodes} --node-rank {args.node_rank}: this version runs one host; write --nnodes 1"
-        )
+    hosts = plan_hosts(args)
     if not 0 <= args.master_port <= _PORT_MAX:
         raise ConfigError(f"--master-port {args.master_port} is no port; write 1 to {_PORT_MAX}, or leave it out")
     worker_count = _worker_count(args.nproc_per_node)
     program = _program(args)
-    run_dir = Path(args.run_dir) if args.run_dir else _fresh_run_dir(args.program)
+    run_dir = hosts.run_dir if hosts else Path(args.run_dir) if args.run_dir else _fresh_run_dir(args.program)
     if args.grace < 0 or args.shutdown_timeout < 0 or not args.hang_floor > 0:
         raise ConfigError(
             "--grace, --shutdown-timeout and --hang-floor are seconds from 0, and --hang-floor is above 0"
@@ -253,26 +255,29 @@ def plan_run(args: argparse.Namespace) -> RunPlan:
             tee=StreamChoice.parse(args.tee, flag="--tee"),
             ranks=_rank_filter(args.local_ranks_filter),
         ),
-        address=args.master_addr,
-        port=args.master_port,
+        address=args.master_addr or "127.0.0.1",
+        port=hosts.fixed_port if hosts else args.master_port,
         rdzv_id=args.rdzv_id,
         standby=not (args.no_standby or args.no_python),
         preload=_preload(args.preload),
         script_imports=not args.no_script_imports,
         virtual_local_rank=args.virtual_local_rank,
         faults=tuple(
-            parse_fault(text, number=number, world_size=worker_count) for number, text in enumerate(args.inject, 1)
+            parse_fault(text, number=number, world_size=worker_count * (hosts.need if hosts else 1))
+            for number, text in enumerate(args.inject, 1)
         ),
         recovery=RecoveryConfig(
             grace_s=args.grace,
             stop_grace_s=args.shutdown_timeout,
             restarts=RestartConfig(restart_count_max=args.max_restarts),
+            spares=SpareConfig(waits_for_hosts=True, wait_s=hosts.wait_s) if hosts else SpareConfig(),
         ),
         stall=StallConfig(floor_s=args.hang_floor),
         quiet=args.quiet,
         mirror=args.checkpoint_mirror,
         mirror_keep=args.checkpoint_mirror_keep,
-        notices=_notices(args),
+        hosts=hosts,
+        notices=_notices(args, several_hosts=hosts is not None),
     )
 
 
@@ -340,7 +345,7 @@ def _rank_filter(text: str) -> frozenset[int] | None:
         raise ConfigError(f"--local-ranks-filter {text!r} is not understood; write numbers, as in 0,2") from None
 
 
-def _notices(args: argparse.Namespace) -> tuple[str, ...]:
+def _notices(args: argparse.Namespace, *, several_hosts: bool) -> tuple[str, ...]:
     notices = []
     if args.monitor_interval is not None:
         notices.append("--monitor-interval has no meaning here: exits are seen at once")
@@ -348,7 +353,10 @@ def _notices(args: argparse.Namespace) -> tuple[str, ...]:
         notices.append("--start-method has no meaning here: workers are forks of a warm standby, or cold interpreters")
     given = (name for name in _MEANINGLESS if getattr(args, name[2:].replace("-", "_")) is not None)
     notices += [f"{name} has no meaning here" for name in given]
-    if args.rdzv_backend not in ("c10d", "static") or args.rdzv_endpoint or args.rdzv_conf or args.local_addr:
+    is_foreign = args.rdzv_backend not in ("c10d", "static") or bool(args.rdzv_conf)
+    if several_hosts and is_foreign:
+        notices.append("--rdzv-backend and --rdzv-conf have no meaning here: the coordinator is everstep's own")
+    elif not several_hosts and (is_foreign or args.rdzv_endpoint or args.local_addr):
         notices.append("--rdzv-backend, -endpoint, -conf and --local-addr have no meaning on one host")
     if args.no_python:
         notices.append("with --no-python there is no observer: deaths are seen, hangs are not")

@@ -44,7 +44,7 @@ from everstep.ports import AgentChannel, Clock, Evidence, Exit, Pages, Workers
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentConfig:
     """Attributes:
-    host, address, worker_count: what this agent reports for duty.
+    host, address, worker_count, place: what this agent reports for duty.
     poll_s: how often the progress pages are read. Exits and commands wake the agent at once.
     report_s: finished steps are told at least this often, and before any other news.
     """
@@ -52,6 +52,7 @@ class AgentConfig:
     host: HostId
     address: str
     worker_count: int
+    place: int | None = None
     poll_s: float = 0.05
     report_s: float = 5.0
     stall: StallConfig = field(default_factory=StallConfig)
@@ -112,7 +113,11 @@ class Agent:
         config = self._config
         self._channel.send(
             HostJoined(
-                at_s=self._clock.now_s(), host=config.host, worker_count=config.worker_count, address=config.address
+                at_s=self._clock.now_s(),
+                host=config.host,
+                worker_count=config.worker_count,
+                address=config.address,
+                place=config.place,
             )
         )
 
