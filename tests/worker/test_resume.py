@@ -67,7 +67,7 @@ def rehearsed(lab: Any, name: str) -> bool:
 
 
 def test_a_rehearsal_is_for_those_who_ask_and_for_checkpoints_that_know_no_buckets(lab: Any) -> None:
-    expected, resumed = killed_and_resumed(lab, dict(DDP3), save_every=2, die_at=3)
+    expected, resumed = killed_and_resumed(lab, dict(DDP3), save_every=1, die_at=2)
     assert resumed == expected
     assert rehearsed(lab, "second")
     lab.train("third", **DDP3, until=14, attach={"save_every_steps": 2})
@@ -78,7 +78,7 @@ def test_a_rehearsal_is_for_those_who_ask_and_for_checkpoints_that_know_no_bucke
 
 
 def test_with_neither_buckets_nor_a_rehearsal_ddp_of_three_gets_other_parameters_and_says_so(lab: Any) -> None:
-    expected, resumed = killed_and_resumed(lab, {**DDP3, "attach": {"rehearse": False}}, save_every=2, die_at=3)
+    expected, resumed = killed_and_resumed(lab, {**DDP3, "attach": {"rehearse": False}}, save_every=1, die_at=2)
     assert [rank[0]["data"] for rank in resumed] == [rank[0]["data"] for rank in expected]
     assert [rank[-1]["parameters"] for rank in resumed] != [rank[-1]["parameters"] for rank in expected]
     assert "rehearse=False" in lab.errors("second")

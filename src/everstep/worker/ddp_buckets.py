@@ -104,7 +104,12 @@ class Buckets:
         return done
 
     def _as_told(self, ddp: DistributedDataParallel) -> str:
-        data = ddp._get_ddp_logging_data() if hasattr(ddp, "_get_ddp_logging_data") else {}
+        if not hasattr(ddp, "_get_ddp_logging_data") or not getattr(ddp, "_has_rebuilt_buckets", False):
+            return ""
+        logger: Any = ddp.logger
+        if hasattr(logger, "set_runtime_stats_and_log"):
+            logger.set_runtime_stats_and_log()  # as in every forward pass; the next one is too late for this save
+        data = ddp._get_ddp_logging_data()
         told = str(data.get("rebuilt_per_bucket_param_indices", "")) if data.get("has_rebuilt_buckets") else ""
         numbers = sorted(int(number) for number in told.replace(",", " ").split())
         if not told or numbers != list(range(len(_summed(ddp)))):
