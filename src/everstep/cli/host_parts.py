@@ -20,6 +20,7 @@ from everstep.adapters.guard import Guard
 from everstep.adapters.local_workers import LocalJob, LocalWorkers, Parts
 from everstep.adapters.memory_folder import open_folder
 from everstep.adapters.mirror_process import MirrorOrder, MirrorProcess
+from everstep.adapters.peer_hosts import PeerConfig, PeerHosts
 from everstep.adapters.rendezvous_store import RendezvousStores
 from everstep.adapters.roster import Roster
 from everstep.adapters.saver_process import SaverProcess
@@ -104,15 +105,17 @@ def make_host(plan: RunPlan, seat: Seat, clock: MonotonicClock, scratch: Path) -
         restart_count_max=plan.recovery.restarts.restart_count_max or 0,
         environment=environment,
     )
+    saver = _saver(seat) if plan.program.python and has_torch else None
     parts = Parts(
         clock=clock,
         logs=WorkerLogs(plan.log_dir, choice=plan.logs, console=console),
         roster=roster,
         standby=standby,
         stores=stores if has_torch else None,
-        saver=_saver(seat) if plan.program.python and has_torch else None,
+        saver=saver,
         mirror=_mirror(plan, job, clock),
         board=seat.board,
+        peers=_peers(plan, seat, saver),
     )
     return HostParts(
         workers=LocalWorkers(job, parts),
@@ -149,13 +152,21 @@ def _mirror(plan: RunPlan, job: LocalJob, clock: MonotonicClock) -> MirrorProces
     return MirrorProcess(order)
 
 
-def _saver(seat: Seat) -> SaverProcess | None:
-    """The memory tier's folder and its saver; None where there is no room for them.
-
-    A job of several hosts does without: which steps are complete in memory, a host knows of its own ranks only.
-    """
-    if seat.board is not None:
+def _peers(plan: RunPlan, seat: Seat, saver: SaverProcess | None) -> PeerHosts | None:
+    """This host's part in copies on other hosts; None for a job of one host, and where nothing is to be copied."""
+    if seat.board is None or plan.hosts is None or not plan.program.python:
         return None
+    config = PeerConfig(
+        host=seat.host,
+        folder=saver.path if saver is not None else None,
+        address=seat.address,
+        credentials=plan.hosts.credentials,
+    )
+    return PeerHosts(config, seat.board)
+
+
+def _saver(seat: Seat) -> SaverProcess | None:
+    """The memory tier's folder and its saver; None where there is no room for them."""
     try:
         return SaverProcess(open_folder(seat.name))
     except WorldError as problem:
