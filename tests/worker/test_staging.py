@@ -20,6 +20,7 @@ from everstep.worker.ranks import Ranks
 from everstep.worker.saving.memory_image import Image, lay_out
 from everstep.worker.saving.memory_state import Bulk
 from everstep.worker.saving.memory_tier import MemoryTier, draft_of
+from everstep.worker.saving.samples import Sampler
 from everstep.worker.saving.schedule import SaveConfig
 from everstep.worker.saving.staging import CHANGED, Staged, Stager, frozen
 from everstep.worker.state import OWN, TrainingState
@@ -92,6 +93,48 @@ def test_a_test_sees_what_no_counter_shows_and_keeps_the_state_as_it_was(image: 
     assert told == ["complete"]
     assert image.equals([torch.ones(1000)])
     stager.close()
+
+
+@pytest.mark.parametrize("share", [1.0, 0.02])
+def test_a_copy_of_what_data_changed_meanwhile_is_given_up_though_no_counter_shows_it(
+    image: SlowImage, share: float
+) -> None:
+    image.may_copy.set()
+    tensor = torch.ones(1000)
+    stager, told = begun(image, tensor)
+    assert stager.finish() == ""  # the step that was looked at: the script changes nothing in it
+    for _ in range(100):
+        tensor = torch.rand(1000)
+        image.may_copy.clear()
+        stager.begin(Staged(image=image, tensors=[tensor], complete=list, discard=lambda: told.append("discarded")))
+        tensor.data[torch.rand(1000) < share] += 1
+        assert tensor._version == 0
+        image.may_copy.set()
+        if problem := stager.finish():
+            break
+    assert problem == CHANGED
+    assert told == ["complete", "discarded"]
+    stager.close()
+
+
+def test_samples_pass_over_all_of_a_state(tmp_path: Path) -> None:
+    tensors = [
+        torch.zeros(4000),
+        torch.zeros(()),
+        torch.zeros(0),
+        torch.zeros(3, 5).t(),
+        *torch.zeros(200, 50).unbind(),
+    ]
+    layout = arrange([live(f"w{number}", tensor) for number, tensor in enumerate(tensors)])
+    lay_out(tmp_path / "slot", layout)
+    image, sampler, changed = Image(tmp_path / "slot", layout), Sampler(), set()
+    for number, tensor in enumerate(tensors):
+        sample = [sampler.take(image, tensors) for _ in range(8)]
+        image.copy_in(tensors)
+        assert all(one.is_copied() for one in sample)
+        image.copy_in([tensor + 1], at=number)
+        changed |= {number for one in sample if not one.is_copied()}
+    assert changed == {0, 1, *range(4, len(tensors))}  # no empty ones, and none whose memory is in another order
 
 
 def test_an_error_of_the_thread_comes_out_where_training_waits(image: SlowImage) -> None:

@@ -50,6 +50,14 @@ class Image:
         here = self._views[at : at + len(tensors)]
         return all(torch.equal(_bits(a), _bits(b.cpu())) for a, b in zip(here, tensors, strict=True))
 
+    def place_of(self, number: int) -> tuple[int, int]:
+        """Where a tensor begins, for `bytes_at`, and its size in bytes."""
+        piece = self._layout.pieces[number]
+        return piece.at, piece.size_bytes
+
+    def bytes_at(self, at: int, size_bytes: int) -> bytes:
+        return self._memory[at : at + size_bytes]
+
     def span(self) -> tuple[int, int]:
         """Where the tensors lie in this process: the address of the first page, and the bytes from there."""
         return torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr(), self.size_bytes

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from everstep.worker.saving.memory_image import Image
+from everstep.worker.saving.samples import Sample, Sampler
 
 _LOOK_AGAIN_S = 1.0
 CHANGED = "parameters or optimizer state were changed between two steps by something else than the optimizer"
@@ -45,6 +46,7 @@ class Staged:
     began_s: float = 0.0
     busy_s: float = 0.0
     versions: list[int] = field(default_factory=list)
+    sample: Sample | None = None
     copied: threading.Event = field(default_factory=threading.Event)
     done: threading.Event = field(default_factory=threading.Event)
 
@@ -57,6 +59,7 @@ class Stager:
         self._thread: threading.Thread | None = None
         self._staged: Staged | None = None
         self._pid = os.getpid()
+        self._sampler = Sampler()
         self._devices: AbstractContextManager[Any] = contextlib.nullcontext()
 
     def begin(self, staged: Staged) -> None:
@@ -69,6 +72,7 @@ class Stager:
         if staged.is_test:
             staged.image.copy_in(staged.tensors)
         staged.versions = _versions(staged.tensors)
+        staged.sample = self._sampler.take(staged.image, staged.tensors)
         staged.began_s = time.monotonic()
         self._devices = _side_stream(staged.tensors)
         self._staged = staged
@@ -144,7 +148,8 @@ class Stager:
         if not staged.is_test:
             with torch.no_grad(), self._devices:
                 staged.image.copy_in(staged.tensors)
-            if _versions(staged.tensors) != staged.versions:
+            assert staged.sample is not None
+            if _versions(staged.tensors) != staged.versions or not staged.sample.is_copied():
                 staged.problem = CHANGED
                 staged.discard()
                 return
