@@ -6,8 +6,6 @@ with their members. Numbers go into fixed slots, texts (groups, places in the sc
 Layout (little endian): header 0-63, table from 64, slots behind it. A slot is written before the count that covers it.
 """
 
-import mmap
-import os
 import struct
 import time
 from collections.abc import Iterator, Sequence
@@ -17,7 +15,8 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.domain.errors import EvidenceError, WorldError
+from everstep.adapters.shared_pages import make_page, open_page
+from everstep.domain.errors import EvidenceError
 from everstep.domain.ids import Rank
 
 _MAGIC = b"EVSTEPR1"
@@ -126,30 +125,14 @@ def create_ring(path: Path, *, rank: int) -> None:
     Raises:
         WorldError: shared memory is full or not writable.
     """
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, RING_BYTES)  # a full /dev/shm must fail here, not by SIGBUS in the worker
-            os.pwrite(fd, _HEADER.pack(_MAGIC, rank, 0), 0)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise WorldError(f"cannot make the operation ring {path}: {error.strerror}") from error
-
-
-def _map(path: Path) -> mmap.mmap:
-    fd = os.open(path, os.O_RDWR)
-    try:
-        return mmap.mmap(fd, RING_BYTES)
-    finally:
-        os.close(fd)
+    make_page(path, RING_BYTES, _HEADER.pack(_MAGIC, rank, 0), what="operation ring")
 
 
 class RingWriter:
     """The worker's side; one thread at a time, which Python's lock sees to."""
 
     def __init__(self, path: Path) -> None:
-        self._memory = _map(path)
+        self._memory = open_page(path, RING_BYTES)
         self._count = 0
         self._table_bytes = 0
 
@@ -243,7 +226,7 @@ class RingReader:
 
     def __init__(self, path: Path) -> None:
         try:
-            self._memory = _map(path)
+            self._memory = open_page(path, RING_BYTES)
         except (OSError, ValueError) as error:
             raise EvidenceError(f"{path} is no operation ring: {error}") from error
         magic, rank, _ = _HEADER.unpack_from(self._memory, 0)

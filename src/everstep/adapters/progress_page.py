@@ -6,7 +6,6 @@ One writer and one reader need no lock: the writer makes the sequence number odd
 Layout (little endian): header 0-127, order of the agent 128-159, marks from 4096.
 """
 
-import mmap
 import os
 import struct
 import time
@@ -14,8 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from everstep.adapters.shared_pages import make_page, open_page
 from everstep.domain.causes import FaultKind
-from everstep.domain.errors import EvidenceError, WorldError
+from everstep.domain.errors import EvidenceError
 from everstep.domain.ids import Rank
 from everstep.domain.phases import Phase
 from everstep.domain.progress import Mark, PageView
@@ -40,32 +40,16 @@ def create_page(path: Path, *, rank: int, world_size: int, attempt: int) -> None
     Raises:
         WorldError: shared memory is full or not writable.
     """
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, PAGE_BYTES)  # a full /dev/shm must fail here, not by SIGBUS in the worker
-            os.pwrite(fd, _IDENTITY.pack(_MAGIC, rank, world_size, attempt, 0), 0)
-            os.pwrite(fd, _STATE.pack(0, Phase.UNOBSERVED, 0, time.monotonic_ns(), 0, _NO_LOSS, 0), _STATE_AT)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise WorldError(f"cannot make the progress page {path}: {error.strerror}") from error
-
-
-def _map(path: Path) -> mmap.mmap:
-    fd = os.open(path, os.O_RDWR)
-    try:
-        memory = mmap.mmap(fd, PAGE_BYTES)
-    finally:
-        os.close(fd)
-    return memory
+    identity = _IDENTITY.pack(_MAGIC, rank, world_size, attempt, 0)
+    state = _STATE.pack(0, Phase.UNOBSERVED, 0, time.monotonic_ns(), 0, _NO_LOSS, 0)
+    make_page(path, PAGE_BYTES, identity.ljust(_STATE_AT, b"\0") + state, what="progress page")
 
 
 class PageWriter:
     """The worker's side. Every call costs about a microsecond and never raises after the constructor."""
 
     def __init__(self, path: Path) -> None:
-        self._memory = _map(path)
+        self._memory = open_page(path, PAGE_BYTES)
         self._sequence = 0
         self._step = 0
         self._phase = Phase.STARTING
@@ -171,7 +155,7 @@ class PageReader:
 
     def __init__(self, path: Path, *, to_run_s: Callable[[int], float]) -> None:
         try:
-            self._memory = _map(path)
+            self._memory = open_page(path, PAGE_BYTES)
         except (OSError, ValueError) as error:
             raise EvidenceError(f"{path} is no progress page: {error}") from error
         magic, rank, _, _, _ = _IDENTITY.unpack_from(self._memory, 0)
