@@ -3,6 +3,7 @@
 Started by bench/checkpoint.py once for each method, so that one method's buffers do not count against another.
 """
 
+import gc
 import json
 import os
 import statistics
@@ -268,10 +269,12 @@ def measure_pace(spec: dict[str, Any], training: Training, directory: Path) -> l
 def measure_restore(spec: dict[str, Any], training: Training, directory: Path) -> list[dict[str, float]]:
     """What an attempt does to come back: elect, read and test into live tensors, hand over.
 
-    `is_fresh`: the optimizer has no state yet, as in a new process; else its memory is there.
+    `is_fresh`: the optimizer has no state yet, as in a new process; else its memory is there. `is_mapped`: the slots
+    were mapped before, as in a process that `everstep run` has forked ahead.
     """
     from everstep.worker.observer import current
     from everstep.worker.ranks import Ranks
+    from everstep.worker.restoring import slot_maps
     from everstep.worker.restoring.restore import Restoring
     from everstep.worker.state import TrainingState
 
@@ -284,6 +287,11 @@ def measure_restore(spec: dict[str, Any], training: Training, directory: Path) -
     files = sorted(next(directory.glob("step-*")).glob(f"{mine}.distcp")) if memory is None else []
     slots = slots_of(memory, spec["kind"]) if memory is not None else []
     target = bytearray(sum(path.stat().st_size for path in slots))
+    slot_maps.release_later = lambda: None  # type: ignore[assignment]  # as if each round were the only one
+    if memory is not None and spec.get("is_mapped"):
+        slot_maps.map_slots(memory, dist.get_rank())
+        while slot_maps.populate_some():
+            pass
 
     def restore() -> None:
         assert Restoring(state, directory, memory, ranks, current(), 1).run() is not None
@@ -298,6 +306,7 @@ def measure_restore(spec: dict[str, Any], training: Training, directory: Path) -
             row["plain_read_s"] = timed(lambda: read_to(target, slots))
         if spec["is_fresh"]:
             training.optimizer.state.clear()
+            gc.collect()  # the fresh memory of the round before lies in circles of references
         row["restore_s"] = timed(restore)
         rows.append(row)
     return rows

@@ -23,6 +23,7 @@ from everstep.adapters.saver_process import SaverProcess
 from everstep.adapters.stacks import STACK_SIGNAL
 from everstep.adapters.standby import ProcessOrder, Program, Standby, start_cold
 from everstep.adapters.stop_page import mark_broken
+from everstep.adapters.waiting_forks import WaitingForks
 from everstep.adapters.worker_environment import Place, WorkerPaths, torchrun_environment
 from everstep.adapters.worker_logs import WorkerLogs
 from everstep.domain.causes import FaultKind
@@ -98,6 +99,8 @@ class LocalWorkers:
         self._board = parts.board
         self._peers = parts.peers
         self._has_memory = parts.saver is not None
+        self._waiting = WaitingForks(parts.standby, parts.saver.path) if parts.standby and parts.saver else None
+        self._attempt = 0
         self._watch = Watch()
         self._store: Store | None = None
         self._meeting = Meeting(address=job.address, port=0)
@@ -134,19 +137,22 @@ class LocalWorkers:
                 )
                 for rank in ranks
             ]
-            pids, warm = self._launch(orders, warm=warm)
+            pids, warm = self._launch(orders, ranks, warm=warm)
         finally:
             for pair in outputs.values():
                 os.close(pair[0])
                 os.close(pair[1])
         for rank, pid in zip(ranks, pids, strict=True):
             self._enrol(paths[rank], pid)
+        self._attempt = int(command.attempt)
         if warm and self._stores is not None and self._store is not None:
             self._stores.keep_ready()
         return Started(pids=tuple(pids), warm=warm)
 
     def wait(self, timeout_s: float) -> None:
         self._watch.wait(timeout_s)
+        if self._waiting is not None and self._roster.workers:
+            self._waiting.ensure(attempt=self._attempt, ranks=sorted(self._roster.workers))
         if self._saver is not None:
             self._saver.ensure()
         if self._peers is not None:
@@ -217,6 +223,8 @@ class LocalWorkers:
         self.stop((), 0.0)
         if self._stores is not None:
             self._stores.drop_reserve()
+        if self._waiting is not None:
+            self._waiting.close()
         if self._standby is not None:
             self._standby.close()
         kill_run(self._job.mark)
@@ -231,7 +239,8 @@ class LocalWorkers:
     def _standing(self) -> set[int]:
         """Processes that outlive an attempt."""
         standby = self._standby.pids if self._standby else set()
-        return {*standby, self._stores.reserve_pid if self._stores else 0}
+        waiting = self._waiting.pids if self._waiting else set()
+        return {*standby, *waiting, self._stores.reserve_pid if self._stores else 0}
 
     def _warm(self) -> bool:
         if self._standby is None:
@@ -242,7 +251,10 @@ class LocalWorkers:
         except WorldError:
             return False
 
-    def _launch(self, orders: list[ProcessOrder], *, warm: bool) -> tuple[list[int], bool]:
+    def _launch(self, orders: list[ProcessOrder], ranks: list[Rank], *, warm: bool) -> tuple[list[int], bool]:
+        if self._waiting is not None:
+            with contextlib.suppress(WorldError):  # none, or not those: they are forked now
+                return self._waiting.become(self._job.program, orders, ranks), True
         if warm and self._standby is not None:
             try:
                 return self._standby.start(self._job.program, orders), True

@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import msgspec
 
@@ -152,17 +153,29 @@ class Standby:
         pids: list[int] = []
         for first in range(0, len(orders), _FORKS_PER_MESSAGE):
             batch = orders[first : first + _FORKS_PER_MESSAGE]
-            message = [
-                {
-                    "environment": dict(order.environment),
-                    "arguments": list(program.arguments),
-                    "module": program.module,
-                    "observe": order.observe,
-                    "parent": os.getpid(),
-                }
-                for order in batch
-            ]
+            message = [order_text(program, order) for order in batch]
             pids += self._ask(msgspec.json.encode(message), [fd for o in batch for fd in (o.stdout, o.stderr)])
+        return pids
+
+    def fork_waiting(self, slots: Path, lines: Mapping[int, socket.socket]) -> list[int]:
+        """Fork one process for each rank that waits on its line to become a worker, and give their pids.
+
+        Args:
+            slots: the folder whose slots they map meanwhile.
+            lines: their ends of the lines; they keep copies.
+
+        Raises:
+            WorldError: the zygote is gone or refuses.
+        """
+        nothing = Program(arguments=())
+        order = ProcessOrder(environment={}, stdout=2, stderr=2)
+        pids: list[int] = []
+        ranks = list(lines)
+        for first in range(0, len(ranks), _FORKS_PER_MESSAGE):
+            batch = ranks[first : first + _FORKS_PER_MESSAGE]
+            message = [order_text(nothing, order) | {"waits": {"rank": rank, "slots": str(slots)}} for rank in batch]
+            descriptors = [fd for rank in batch for fd in (lines[rank].fileno(), order.stderr)]
+            pids += self._ask(msgspec.json.encode(message), descriptors)
         return pids
 
     def _ask(self, message: bytes, descriptors: list[int]) -> list[int]:
@@ -198,6 +211,17 @@ class Standby:
             self._process.wait()
             self._process = None
         self._report = None
+
+
+def order_text(program: Program, order: ProcessOrder) -> dict[str, object]:
+    """What a fork is told (`worker.zygote.ForkOrder`)."""
+    return {
+        "environment": dict(order.environment),
+        "arguments": list(program.arguments),
+        "module": program.module,
+        "observe": order.observe,
+        "parent": os.getpid(),
+    }
 
 
 def start_cold(program: Program, order: ProcessOrder, *, environment: Mapping[str, str]) -> int:

@@ -1,7 +1,8 @@
 """The warm standby: a process that has imported everything, touched nothing that a fork would break, and forks.
 
 A fork of it becomes rank r of attempt a in milliseconds, where a cold interpreter spends seconds in imports
-(`import torch`, and again at the first optimizer, which pulls in torch._dynamo).
+(`import torch`, and again at the first optimizer, which pulls in torch._dynamo). It does so at once, or is told to wait
+(`waiting.py`) and becomes rank r of an attempt that is not there yet.
 
 The rules, measured in checkpointing.md section 5: one thread at every fork, no parallel region, no backward, no process
 group, no CUDA. The zygote checks itself before each fork and refuses when one is broken.
@@ -35,6 +36,7 @@ import msgspec
 
 from everstep.adapters.processes import die_with_parent
 from everstep.worker.script_imports import import_wanted, imports_of_module, imports_of_script
+from everstep.worker.waiting import wait_for_order
 
 _PRELOADS = (
     "torch",
@@ -87,6 +89,14 @@ class _Heir:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Waiting:
+    """A fork that waits: for which rank, and the folder of the slots it maps meanwhile."""
+
+    rank: int
+    slots: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ForkOrder:
     """What a fork shall become.
 
@@ -96,6 +106,7 @@ class ForkOrder:
         module: run with `-m`'s meaning.
         observe: start the observer; False for the store.
         parent: pid of the agent, which must have adopted the fork before it goes on.
+        waits: it becomes what a later order says; its line to the agent comes in the place of its stdout.
     """
 
     environment: dict[str, str]
@@ -103,6 +114,7 @@ class ForkOrder:
     module: bool
     observe: bool
     parent: int
+    waits: Waiting | None = None
 
 
 def preload(names: Sequence[str]) -> list[str]:
@@ -267,9 +279,8 @@ def _fork(line: socket.socket, orders: list[ForkOrder], descriptors: list[int]) 
             if pid == 0:
                 os.close(write_end)
                 line.close()
-                _settle(order, middle_pid)
-                _take_output(descriptors, stdout=descriptors[2 * number], stderr=descriptors[2 * number + 1])
-                return order
+                _await_adoption(order, middle_pid)
+                return _settled(order, descriptors, number)
             os.write(write_end, f"{pid}\n".encode())
         os._exit(0)
     os.close(write_end)
@@ -279,8 +290,22 @@ def _fork(line: socket.socket, orders: list[ForkOrder], descriptors: list[int]) 
     return None
 
 
-def _settle(order: ForkOrder, middle_pid: int) -> None:
-    """In the fork: wait for adoption, die with the agent, own session, own signals, fresh randomness."""
+def _settled(order: ForkOrder, descriptors: list[int], number: int) -> ForkOrder:
+    """In the fork: wait if it shall, then be what the order says. `number`: whose descriptors are this fork's."""
+    stdout, stderr = descriptors[2 * number : 2 * number + 2]
+    if order.waits is not None:
+        with socket.socket(fileno=os.dup(stdout)) as line:
+            for descriptor in descriptors:
+                os.close(descriptor)
+            message, descriptors = wait_for_order(line, Path(order.waits.slots), order.waits.rank)
+        order, (stdout, stderr) = msgspec.json.decode(message, type=ForkOrder), descriptors
+    _settle(order)
+    _take_output(descriptors, stdout=stdout, stderr=stderr)
+    return order
+
+
+def _await_adoption(order: ForkOrder, middle_pid: int) -> None:
+    """In the fork: from now on it dies with the agent, and has a session of its own."""
     deadline_s = time.monotonic() + _ORPHANED_WITHIN_S
     while os.getppid() == middle_pid and time.monotonic() < deadline_s:
         time.sleep(0.0005)
@@ -288,6 +313,10 @@ def _settle(order: ForkOrder, middle_pid: int) -> None:
     if os.getppid() != order.parent:
         os._exit(1)
     os.setsid()
+
+
+def _settle(order: ForkOrder) -> None:
+    """In the fork: own signals, the environment, fresh randomness."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     os.environ.update(order.environment)

@@ -3,7 +3,6 @@
 It makes room before the reading and hands everything to its owner after it; it reads nothing itself.
 """
 
-import ctypes
 import math
 import mmap
 from typing import Any
@@ -22,7 +21,6 @@ from everstep.worker.state import OWN, REST, TrainingState, is_dtensor, local, s
 _CARVED_BYTES_MIN = 64 << 10
 _ARENA_BYTES_MIN = 4 << 20
 _ALIGNMENT = 64
-_MADV_POPULATE_WRITE = 23
 
 
 class Landing:
@@ -174,7 +172,11 @@ class Landing:
 
 
 class _Arena:
-    """One piece of fresh memory in huge pages where the kernel has them: small pages cost more than the copy."""
+    """One piece of fresh memory in huge pages where the kernel has them: small pages cost more than the copy.
+
+    A page is made by the first byte that is read into it, so that what the kernel has just zeroed is overwritten while
+    it is in the cache. All pages beforehand take half as long again as the copy itself.
+    """
 
     def __init__(self, size_bytes: int) -> None:
         self._at, self._memory = 0, None
@@ -182,10 +184,6 @@ class _Arena:
             self._memory = mmap.mmap(-1, size_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
             if hasattr(mmap, "MADV_HUGEPAGE"):
                 self._memory.madvise(mmap.MADV_HUGEPAGE)
-            start = torch.frombuffer(self._memory, dtype=torch.uint8).data_ptr()
-            libc = ctypes.CDLL(None, use_errno=True)
-            place = ctypes.c_void_p(start), ctypes.c_size_t(size_bytes)
-            libc.madvise(*place, _MADV_POPULATE_WRITE)  # Linux 5.14; a hint
         self._size = size_bytes
 
     def carve(self, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

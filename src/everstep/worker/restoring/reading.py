@@ -1,6 +1,7 @@
 """Reads tensors from a rank's file into memory in one pass: each block goes where it belongs and is tested on its way.
 
-A block is summed right after it was read, while it is in the processor's cache. It knows files and bytes, and no ranks.
+A block is copied from where the process has mapped the file, if it has, else read from it, and summed right after,
+while it is in the processor's cache. It knows files and bytes, and no ranks.
 """
 
 import os
@@ -15,6 +16,7 @@ import numpy as np
 from everstep.domain.errors import EvidenceError
 from everstep.worker.format.layout import RankLayout
 from everstep.worker.format.seal import BLOCK_BYTES, seal_by_table
+from everstep.worker.restoring.slot_maps import Bytes, mapped
 
 _BLOCKS_AT_ONCE = 2
 _BEAT_TASKS = 64
@@ -86,9 +88,10 @@ class _File:
     def __init__(self, fd: int, source: Source) -> None:
         self._fd = fd
         self._source = source
+        self._there = mapped(fd)
         os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_SEQUENTIAL)
         region = bytearray(source.size_bytes - source.layout.table_at)
-        self._fill(memoryview(region), source.layout.table_at)
+        self._fill(np.frombuffer(region, dtype=np.uint8), source.layout.table_at)
         table = bytes(region[: source.layout.table_bytes])
         if seal_by_table(table, region) != source.seal:
             raise EvidenceError(f"{source.name} was changed after it was written: its checksum is another")
@@ -147,7 +150,7 @@ class _File:
             memory = scratch
             if task.inside is not None:
                 memory = task.inside.memory[begin - task.inside.at : begin - task.inside.at + size]
-            self._fill(memory.data, begin)
+            self._fill(memory, begin)
             words = memory.view(np.int64).reshape(task.blocks, -1)
             np.add.reduce(words, axis=1, out=self._found[task.first : task.first + task.blocks])
             for segment in task.shared:
@@ -156,10 +159,15 @@ class _File:
             if number % _BEAT_TASKS == 0:
                 beat()
 
-    def _fill(self, memory: memoryview, at: int) -> None:
-        done = os.preadv(self._fd, [memory], at)
-        while done < len(memory):
-            more = os.preadv(self._fd, [memory[done:]], at + done)
+    def _fill(self, memory: Bytes, at: int) -> None:
+        end = at + len(memory)
+        if self._there is not None and end <= self._there.ready_bytes:
+            memory[:] = self._there.content[at:end]
+            return
+        view = memory.data
+        done = os.preadv(self._fd, [view], at)
+        while done < len(view):
+            more = os.preadv(self._fd, [view[done:]], at + done)
             if not more:
                 raise EvidenceError(f"{self._source.name} ends after {at + done} bytes")
             done += more

@@ -34,6 +34,7 @@ from everstep.worker.format.manifest import FileEntry, Manifest, crc32_digest
 from everstep.worker.format.trailer import unpack
 from everstep.worker.observer import Observer
 from everstep.worker.ranks import Ranks
+from everstep.worker.restoring import slot_maps
 from everstep.worker.restoring.checkpoint_reading import Reading
 from everstep.worker.restoring.mending import Mending
 from everstep.worker.restoring.reading import Source
@@ -130,6 +131,7 @@ class Restoring:
                 self._observer.beat()
                 continue
             if choice.manifest is None:
+                slot_maps.release_later()
                 self._forget_memory_after(0)
                 if touched:
                     raise WorldError(
@@ -151,6 +153,7 @@ class Restoring:
             path = self._shown(choice.manifest.step, choice.tiers)
             if self._ranks.leads:
                 self._note_restored(choice.manifest.step, path, time.monotonic() - started_s)
+            slot_maps.release_later()
             return Restored(manifest=choice.manifest, own=own, path=path, again=reading.again())
 
     # Electing, on rank 0.
