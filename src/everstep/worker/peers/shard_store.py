@@ -7,7 +7,7 @@ import mmap
 import os
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
@@ -113,10 +113,11 @@ class ShardStore:
                 views.append(memoryview(content))
             yield views
         finally:
-            for view in views:
-                view.release()
-            for content in maps:
-                content.close()
+            with suppress(BufferError):  # a line that broke holds a piece; the mapping goes with it
+                for view in views:
+                    view.release()
+                for content in maps:
+                    content.close()
 
     def take(self, shard: int, slot: int, header: SlotHeader, fill: Fill, *, in_place: bool) -> None:
         """Fill a slot piece by piece; it is complete only if its bytes have the checksums that the header says.

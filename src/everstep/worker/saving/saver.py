@@ -164,7 +164,7 @@ class Saver:
         if newest <= word.durable:
             return True
         with self._asking_the_disk():
-            return newest in self._on_disk(Path(self._job.directory))
+            return newest <= max(self._on_disk(Path(self._job.directory)), default=0)
 
     def _read_job(self) -> None:
         path = self._folder / JOB_NAME

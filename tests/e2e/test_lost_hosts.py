@@ -1,0 +1,167 @@
+"""Real jobs of two hosts that lose one with all its memory: the same command again goes on from the other's copies."""
+
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from tests.e2e.jobs import SCRIPTS, bodies, command, environment, run, run_id, wait_for
+from tests.worker.peer_hosts import complete
+
+from everstep.adapters.memory_folder import SHARED_MEMORY
+from everstep.adapters.peer_files import COPIES_NAME
+from everstep.adapters.processes import processes_of_run
+from everstep.domain.errors import EverstepError
+from everstep.domain.events import CheckpointRestored, CheckpointSaved
+
+pytestmark = pytest.mark.e2e
+ENDS_WITHIN_S = 90
+
+
+@dataclass
+class Node:
+    """One `everstep run` of a job of two."""
+
+    job: "Job"
+    number: int
+    process: "subprocess.Popen[str] | None" = None
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [*self.job.command, "--node-rank", str(self.number), *self.job.program],
+            stdout=self.job.log(self.number).open("a"),
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment(),
+        )
+
+    @property
+    def memory(self) -> Path:
+        """Its folder in shared memory, by its replicator; raises StopIteration where there is none yet."""
+        assert self.process is not None
+        beside = f"/proc/{self.process.pid}/task/{self.process.pid}/children"
+        commands = [Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in Path(beside).read_text().split()]
+        replicator = next(found for found in commands if b"everstep.worker.peers.replicator" in found)
+        return Path(replicator[4].decode())
+
+    def lose(self) -> None:
+        """The host is gone with all that it had."""
+        assert self.process is not None
+        memory = self.memory
+        name = f"{run_id(self.job.run_dir)}@{memory.name.rpartition('@')[2]}"
+        self.process.kill()
+        for pid in {*processes_of_run(name), *processes_of(memory)}:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
+        wait_for(lambda: not processes_of(memory), "the node's processes to go")
+        shutil.rmtree(memory)
+
+
+@dataclass
+class Job:
+    """A job of two hosts on this machine, two ranks on each."""
+
+    run_dir: Path
+    program: list[str]
+    nodes: list[Node] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        self.command = command(
+            *("run", "--nnodes", "2", "--nproc-per-node", "2", "--rdzv-endpoint", f"127.0.0.1:{port}"),
+            *("--run-dir", str(self.run_dir)),
+        )
+        self.nodes = [Node(self, number) for number in range(2)]
+
+    def log(self, number: int) -> Path:
+        return self.run_dir.parent / f"node-{number}.log"
+
+    def logs(self) -> str:
+        return "".join(self.log(n).read_text() for n in range(2) if self.log(n).exists())
+
+    def first_on_disk(self) -> list[int]:
+        """What was durable before anything was restored."""
+        events = list(bodies(self.run_dir))
+        at = next(n for n, body in enumerate(events) if isinstance(body, CheckpointRestored))
+        return [body.step for body in events[:at] if isinstance(body, CheckpointSaved)]
+
+    def restored(self) -> list[CheckpointRestored]:
+        return [body for body in bodies(self.run_dir) if isinstance(body, CheckpointRestored)]
+
+    def replicated(self, keeper: Node, shards: tuple[int, ...]) -> int:
+        """The newest step of which a node holds copies of these shards."""
+        with contextlib.suppress(EverstepError, OSError, StopIteration):  # the job has hardly begun
+            held = [{v.step for v in complete(keeper.memory / COPIES_NAME, shard)} for shard in shards]
+            return max(set.intersection(*held), default=0)
+        return 0
+
+    def end(self) -> None:
+        for node in self.nodes:
+            assert node.process is not None
+            assert node.process.wait(ENDS_WITHIN_S) == 0, self.logs()
+
+
+def processes_of(memory: Path) -> list[int]:
+    """Saver and replicator, which carry no mark."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdecimal() and str(memory).encode() in (entry / "cmdline").read_bytes().split(b"\0"):
+                found.append(int(entry.name))
+    return found
+
+
+@contextlib.contextmanager
+def started(run_dir: Path, *program: str) -> Iterator[Job]:
+    job = Job(run_dir, list(program))
+    try:
+        for node in job.nodes:
+            node.start()
+        yield job
+    finally:
+        for node in job.nodes:
+            if node.process is not None and node.process.poll() is None:
+                node.process.kill()
+                node.process.wait()
+
+
+CASES = {
+    "ddp, the other host": ("ddp", 1),
+    "fsdp2, the host of rank 0 and of the coordinator": ("fsdp2", 0),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_host_that_is_lost_with_all_its_memory_costs_the_steps_since_its_last_copy(case: str, tmp_path: Path) -> None:
+    kind, lost = CASES[case]
+    program = str(SCRIPTS / "train_hosts.py"), kind, "120", "0.03"
+    whole = run(tmp_path / "whole", "--nproc-per-node", "4", *program, str(tmp_path / "whole.txt"))
+    assert whole.code == 0, whole.err
+    with started(tmp_path / "job", *program, str(tmp_path / "job.txt")) as job:
+        gone, left = job.nodes[lost], job.nodes[1 - lost]
+        shards = 2 * lost, 2 * lost + 1
+        wait_for(lambda: job.replicated(left, shards) >= 20, f"copies; {job.logs()}", within_s=90)
+        held = job.replicated(left, shards)
+        gone.lose()
+        lost_at_s = time.monotonic()
+        gone.start()
+        wait_for(job.restored, f"a restore; {job.logs()}", within_s=60)
+        back_s = time.monotonic() - lost_at_s
+        restored, trained = job.restored()[0], (tmp_path / "job.steps").read_text().count("0")
+        print(f"{case}: {trained - restored.step} steps lost, {back_s:.1f} s until restored")
+        assert restored.path == "memory"
+        assert restored.step >= held > max(job.first_on_disk(), default=0)
+        job.end()
+    assert (tmp_path / "job.txt").read_text() == (tmp_path / "whole.txt").read_text()
+    assert job.logs().count("resuming: True") == 1
+    assert list(SHARED_MEMORY.glob(f"*{run_id(job.run_dir)}*")) == []
