@@ -95,6 +95,8 @@ class HostLine:
             reason = self._pump()
         except EvidenceError as error:
             reason = f"it said what makes no sense: {error}"
+        except ConnectionResetError as error:
+            reason = error.strerror or "it was reset"
         except OSError as error:
             reason = f"the connection broke ({error.strerror or type(error).__name__})"
         except Exception as error:  # outermost frame

@@ -298,9 +298,8 @@ class _Follower:
 
     def _pause(self, seconds: float) -> None:
         if self._parts is not None:
-            self._parts.workers.wait(seconds)  # which looks after the saver, too
-        else:
-            time.sleep(seconds)
+            self._parts.workers.wait(0.0)  # which looks after the saver
+        time.sleep(seconds)
 
     def _recorded_end(self, *, again: bool) -> FinishJob | None:
         """The job's end, where the shared ledger tells it: for good, or while this host was part of it."""
