@@ -150,13 +150,16 @@ class _Plan:
 
     def _add(self, target: Live, part: Part) -> None:
         piece, tensor = part.piece, target.tensor
+        if piece.offset == target.offset and piece.shape == tensor.shape and _takes_bytes(tensor):
+            self._segments.setdefault(part.rank, []).append(Segment(at=piece.at, memory=_bytes_of(tensor)))
+            return
         size = tensor.element_size()
         count = 1
         for low, high in zip(part.low, part.high, strict=True):
             count *= high - low
         there = run_in(piece.offset, piece.shape, part.low, part.high)
         here = run_in(target.offset, tensor.shape, part.low, part.high)
-        if there is not None and here is not None and tensor.is_contiguous() and tensor.device.type == "cpu":
+        if there is not None and here is not None and _takes_bytes(tensor):
             memory = _bytes_of(tensor)[here * size : (here + count) * size]
             self._segments.setdefault(part.rank, []).append(Segment(at=piece.at + there * size, memory=memory))
             return
@@ -181,6 +184,11 @@ class _Plan:
             tensor[place].copy_(source)
 
         self._detours.append(copy)
+
+
+def _takes_bytes(tensor: Tensor) -> bool:
+    """Whether a file's bytes can be put into it as they are."""
+    return tensor.is_contiguous() and tensor.is_cpu
 
 
 def _bytes_of(tensor: Tensor) -> "np.ndarray[Any, np.dtype[np.uint8]]":

@@ -206,8 +206,11 @@ def _follows(parameter: Tensor, piece: Piece) -> bool:
 
 
 def _sharded_like(parameter: Any, value: Tensor) -> Tensor:
+    """A DTensor of this part, placed like its parameter. With the very same description it costs a tenth."""
     from torch.distributed.tensor import DTensor
 
+    if value.dtype == parameter.dtype and value.stride() == parameter._local_tensor.stride():
+        return DTensor(value, parameter._spec, requires_grad=False)
     return DTensor.from_local(
         value,
         parameter.device_mesh,

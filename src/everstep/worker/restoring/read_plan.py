@@ -50,8 +50,11 @@ class Index:
         low, high = tuple(offset), tuple(o + n for o, n in zip(offset, shape, strict=True))
         if not math.prod(shape):
             return []
+        pieces = self._pieces.get(key, ())
+        if pieces and pieces[0][1].offset == low and pieces[0][1].shape == tuple(shape):  # as this rank saved it
+            return [Part(rank=pieces[0][0], piece=pieces[0][1], low=low, high=high)]
         found, seen = [], set()
-        for rank, piece in self._pieces.get(key, ()):
+        for rank, piece in pieces:
             if len(piece.offset) != len(low) or (piece.offset, piece.shape) in seen:
                 continue  # another replica's
             seen.add((piece.offset, piece.shape))
