@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 from everstep.cli.coordinate import Listener, coordinate
 from everstep.cli.host_parts import Seat, make_writable
-from everstep.cli.launch_hosts import run_on_hosts
 from everstep.cli.run_arguments import RunPlan
 from everstep.domain.commands import FinishJob
 from everstep.domain.ids import HostId
@@ -29,6 +28,8 @@ def run_job(plan: RunPlan, *, listen: Listener, tell: Callable[[str], None] = la
     make_writable(plan.run_dir, "--run-dir")
     make_writable(plan.log_dir, "--log-dir")
     if plan.hosts is not None:
+        from everstep.cli.launch_hosts import run_on_hosts  # a job of one host does without
+
         return run_on_hosts(plan, plan.hosts, listen=listen, tell=tell)
     host = HostId(socket.gethostname())
     return coordinate(plan, lambda run: Seat(run=run, host=host, address=plan.address), listen=listen)
