@@ -5,18 +5,20 @@ import random
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.worker.peer_hosts import MB, TWO, Cluster, SaverOfHost, wait_for, write_slot
+from tests.worker.peer_hosts import LAYOUT, MB, TWO, Cluster, SaverOfHost, wait_for, write_slot
 
 from everstep.adapters.leader_page import LeaderPage, LeaderWord, Stage
 from everstep.adapters.peer_files import PeerRoster, write_roster
 from everstep.adapters.saver_process import KEPT_NAME
 from everstep.domain.errors import EvidenceError
+from everstep.worker.format import layout as layouts
 from everstep.worker.format import manifest as manifests
 from everstep.worker.saving import among_hosts, saver
-from everstep.worker.saving.among_hosts import Leading, roster_of
+from everstep.worker.saving.among_hosts import Leading, roster_of, try_name
 from everstep.worker.saving.saver_order import SaverOrder, order_saver
 
 
@@ -139,6 +141,40 @@ def test_a_host_that_is_gone_makes_the_leader_give_up_the_step_and_keep_the_memo
     leader.flush()
     assert leader.keeps_folder
     assert LeaderPage(folder).read().stage is Stage.DONE
+
+
+def test_the_leader_begins_nothing_between_a_new_attempt_and_its_ranks_first_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = alone(tmp_path, monkeypatch)
+    leader = saver.Saver(folder)
+    addresses = {"a": "127.0.0.1:1", "c": "127.0.0.1:3"}
+    ranks = {"a": (0, 1), "c": (2, 3)}
+    write_roster(folder, PeerRoster(generation=2, attempt=2, host="a", addresses=addresses, ranks=ranks))
+    leader.turn()
+    leader.flush()
+    assert leader.keeps_folder
+    assert not (tmp_path / "disk").exists()
+    assert not (folder / "saver.error").exists()
+
+
+def test_a_host_that_is_no_part_of_the_attempt_any_more_writes_nothing_into_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = alone(tmp_path, monkeypatch)
+    addresses = {"a": "127.0.0.1:1", "b": "127.0.0.1:2"}
+    write_roster(folder, PeerRoster(generation=1, host="b", addresses=addresses, ranks=TWO))
+    spare = saver.Saver(folder)
+    word = LeaderWord(serial=5, step=7, attempt=1, layout=layouts.digest_of(LAYOUT), order=2)
+    LeaderPage(folder).write(word)
+    temporary = tmp_path / "disk" / f"{saver.TEMPORARY}{try_name(word)}"
+    temporary.mkdir(parents=True)
+    spare.turn()
+    assert list(temporary.iterdir()) == []
+    LeaderPage(folder).write(replace(word, order=1))
+    spare.turn()
+    assert (temporary / "part-00002.json").exists()
+    assert (temporary / "__3_0.distcp").exists()
 
 
 def test_a_host_whose_leader_is_silent_keeps_its_memory_for_the_next_start(

@@ -40,6 +40,7 @@ class PeerRoster:
     Attributes:
         generation: goes up with each roster.
         host: this one.
+        attempt: that it is for; 0 where nobody says.
         addresses: `HOST:PORT` of each host's replicator.
         ranks: of each host.
         keepers: who holds whose copies (policy/peers.py).
@@ -53,6 +54,7 @@ class PeerRoster:
     addresses: Mapping[str, str]
     ranks: Mapping[str, tuple[int, ...]]
     keepers: Mapping[str, str] = field(default_factory=dict)
+    attempt: int = 0
     restoring: bool = False
     bytes_per_s: float = BYTES_PER_S
     encrypted: bool = True

@@ -161,6 +161,7 @@ class PeerHosts:
         hosts = [Host(name=host, rack=offer.rack) for host, offer in sorted(offers.items())]
         roster = PeerRoster(
             generation=int(command.attempt),
+            attempt=int(command.attempt),
             host=self._config.host,
             addresses={host: offer.address for host, offer in offers.items()},
             ranks={s.host: tuple(range(s.first_rank, s.first_rank + s.count)) for s in command.shares},

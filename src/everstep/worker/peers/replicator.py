@@ -98,10 +98,14 @@ class Replicator:
             for rank in roster.ranks[roster.host]
             for slot in range(SLOT_COUNT)
         )
+        slots = self._held(self._stores.slots, roster.ranks[roster.host])
+        if roster.restoring and restored != roster.generation:
+            # Ranks may have moved: a header that another host's rank had here is nothing without its files.
+            slots = tuple(item for item in slots if self._stores.slots.has_files(item.shard, item.slot))
         report = HostReport(
             host=roster.host,
             generation=roster.generation,
-            slots=self._held(self._stores.slots, roster.ranks[roster.host]),
+            slots=slots,
             copies=self._held(self._stores.copies, tuple(ranks_present(self._stores.copies.folder))),
             failed=failed,
             restored=restored,

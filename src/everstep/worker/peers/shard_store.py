@@ -75,6 +75,11 @@ class ShardStore:
                 return slot, header
         return None
 
+    def has_files(self, shard: int, slot: int) -> bool:
+        """Whether the files of a slot are there in the sizes that its header says."""
+        header = self.header(shard, slot)
+        return all(path.exists() and path.stat().st_size == size for path, size in self._files(shard, slot, header))
+
     def held(self, shard: int) -> list[HeldShard]:
         found = []
         for slot in range(SLOT_COUNT):

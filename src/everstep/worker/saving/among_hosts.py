@@ -33,6 +33,10 @@ _STILL_S = 2.0
 _AHEAD_MAX = 64
 
 
+class Superseded(Overtaken):
+    """Another attempt has begun; some hosts may be new and know nothing of the step."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartRecord:
     """What a host leaves in the folder when its part is on disk, or why it is not.
@@ -98,6 +102,11 @@ class Leading:
             word = replace(word, durable=durable)
         self._say(word if stage is None else replace(word, stage=stage))
 
+    def is_superseded(self) -> bool:
+        """Whether the next attempt has begun, perhaps with other hosts, and its ranks have not ordered anything yet."""
+        now = roster_of(self._folder)
+        return now is None or now.ranks != self._roster.ranks or now.attempt > self._word.order
+
     def choose(self, steps: Sequence[int], stride: int) -> int | None:
         """Which of the steps that all ranks have to write now; None: one to come is better, and is asked to stay.
 
@@ -157,8 +166,8 @@ class Leading:
             elif time.monotonic() - moved_s > SILENT_S:
                 self.is_alone = True
                 raise OSError(errno.ETIMEDOUT, f"{_named(waiting)} has written nothing for {SILENT_S:.0f} s")
-            if (now := roster_of(self._folder)) is None or now.ranks != self._roster.ranks:
-                raise Overtaken  # the job goes on with others
+            if self.is_superseded():
+                raise Superseded
             time.sleep(_LOOK_S)
 
     def check(self, temporary: Path) -> None:
@@ -193,8 +202,9 @@ class Following:
         WorldError: shared memory is full, gone or not ours.
     """
 
-    def __init__(self, folder: Path, roster: PeerRoster) -> None:
+    def __init__(self, folder: Path, roster: PeerRoster, *, order: int) -> None:
         self._page = LeaderPage(folder)
+        self._order = order
         self._own = sorted(roster.ranks[roster.host])
         self._served = 0
         self._serving = 0
@@ -203,9 +213,10 @@ class Following:
         return self._page.read()
 
     def order(self) -> LeaderWord | None:
-        """A try that this host has not served yet."""
+        """A try that this host has not served yet; a host that is no part of this attempt any more has none."""
         word = self._page.read()
-        return word if word.step and word.serial != self._served and self._own else None
+        is_new = word.step and word.serial != self._served and word.order == self._order and self._own
+        return word if is_new else None
 
     def check_wanted(self) -> None:
         """Raises Overtaken where the leader has given up the try that is being served."""

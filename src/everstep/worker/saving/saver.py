@@ -29,7 +29,7 @@ from everstep.worker.format import manifest as manifests
 from everstep.worker.format.durable import sync_folder, write_durably
 from everstep.worker.format.manifest import FileEntry, Manifest
 from everstep.worker.format.publishing import publish
-from everstep.worker.saving.among_hosts import Following, Leading, roster_of, try_name
+from everstep.worker.saving.among_hosts import Following, Leading, Superseded, roster_of, try_name
 from everstep.worker.saving.saver_order import SaverOrder
 from everstep.worker.saving.slot_writing import Found, Overtaken, SlotFiles
 
@@ -79,6 +79,8 @@ class Saver:
             self._follow(self._following)
         if self._job is None or self._following is not None or time.monotonic() < self._next_s:
             return
+        if self._leading is not None and self._leading.is_superseded():
+            return
         every = self._job.every_steps
         steps = [s for s in self._committed() if s > self._word.durable and (every is None or s % every == 0)]
         step = steps[0] if steps else None
@@ -102,6 +104,7 @@ class Saver:
             self._flush()
         else:
             self._leading.tell(stage=Stage.LAST)
+            self._leading.is_alone = False
             self._await_headers()
             self.keeps_folder = not self._flush()
             self._leading.tell(stage=Stage.DONE)
@@ -112,10 +115,12 @@ class Saver:
         for step in self._committed():
             with self._asking_the_disk():
                 on_disk = self._on_disk(Path(self._job.directory))
-            if step <= max(self._word.durable, *on_disk, 0) or self._save(step):
+            if step <= max(self._word.durable, *on_disk, 0):
                 return True
-            if self._leading is not None and self._leading.is_alone:
+            if self._leading is not None and (self._leading.is_alone or self._leading.is_superseded()):
                 return False
+            if self._save(step):
+                return True
         return not self._committed()
 
     def _await_headers(self) -> None:
@@ -201,7 +206,7 @@ class Saver:
         if 0 in self._own:
             self._leading = Leading(self._folder, roster, order=job.attempt)
         else:
-            self._following = Following(self._folder, roster)
+            self._following = Following(self._folder, roster, order=job.attempt)
 
     def _committed(self) -> list[int]:
         found = committed_steps([headers.slots() for headers in self._headers])
@@ -230,8 +235,8 @@ class Saver:
                 self._word, durable=step, size_bytes=size_bytes, took_s=took_s, saves=word.saves + 1
             )
             self._failed_in_a_row = 0
-        except Overtaken:
-            overtaken = True
+        except Overtaken as reason:
+            overtaken = not isinstance(reason, Superseded)
         except EvidenceError as damage:
             self._spoilt.add(step)
             error = str(damage)
