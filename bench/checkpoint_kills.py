@@ -34,8 +34,16 @@ RESULT = Path(__file__).resolve().parent / "results" / "checkpoint_kills.json"
 WITHIN_S = 60.0
 SHARES = {"worker": 0.25, "all workers": 0.2, "saver": 0.22, "uploader": 0.25, "agent": 0.08}
 """How often each is killed: after an agent's death everything starts cold, which takes as long as ten other kills."""
-WORKS_AT = {"worker": "memory", "all workers": "memory", "saver": "disk", "uploader": "mirror"}
-"""Half of the kills wait until the victim's own kind of save is under way; the others come at any time."""
+WORKS_AT = {
+    "worker": ["memory"],
+    "all workers": ["memory"],
+    "saver": ["disk"],
+    "uploader": ["mirror"],
+    "agent": ["memory", "disk", "mirror"],
+}
+"""Which saves a victim has to do with."""
+AIMED_SHARE = 0.75
+"""So many kills wait until such a save is under way; the others come at any time."""
 AIM_WITHIN_S = 1.0
 LATER_S = {"memory": 0.004, "disk": 0.08, "mirror": 0.08, "": 0.08}
 """And then up to so much later: about as long as such a save takes here."""
@@ -81,11 +89,14 @@ def kill_once(run: KilledRun, chance: random.Random, job: Job) -> tuple[datetime
     pids = run.alive().get(kind, [])
     if run.agent.poll() is not None or not pids:
         return None
-    newest, in_mirror = aim(run, chance, WORKS_AT.get(kind, "") if chance.random() < 0.5 else "")
-    under_way, moment = run.under_way(), datetime.now(UTC)
+    newest, in_mirror = aim(run, chance, chance.choice(WORKS_AT[kind]) if chance.random() < AIMED_SHARE else "")
+    under_way, moment, killed = run.under_way(), datetime.now(UTC), 0
     for pid in pids if kind == "all workers" else [chance.choice(pids)]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+            killed += 1
+    if not killed:
+        return None  # it had ended meanwhile
     job.kills.append(kind)
     job.amid += under_way
     if kind == "agent":
