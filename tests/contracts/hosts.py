@@ -14,6 +14,7 @@ from everstep.adapters.host_line import LineConfig
 from everstep.adapters.host_messages import Hello
 from everstep.adapters.host_switchboard import HostSwitchboard, Terms
 from everstep.adapters.peer_line import Credentials, address_of, listen, load_credentials, make_credentials
+from everstep.domain.events import Event
 from everstep.domain.ids import HostId
 
 QUICK = LineConfig(beat_s=0.1, silence_s=1.0)
@@ -40,6 +41,7 @@ class Center:
     board: LocalBoard = field(default_factory=LocalBoard)
     wakes: list[int] = field(default_factory=list)
     address: str = "127.0.0.1:0"
+    unread: list[Event] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if not (self.folder / "secret").exists():

@@ -111,7 +111,7 @@ class HostSwitchboard:
         self._thread.start()
 
     def finish(self, end: FinishJob) -> None:
-        """Tell all hosts that the job is over, and wait a moment for them to have heard it."""
+        """Tell all hosts that the job is over, wait a moment for them to have heard it, and close."""
         self._over.set()
         frame = frame_of(end)
         with self._lock:
@@ -121,9 +121,10 @@ class HostSwitchboard:
         deadline_s = time.monotonic() + _TOLD_WITHIN_S
         while self._seats and time.monotonic() < deadline_s:
             time.sleep(_PAUSE_S)  # a host that has heard it closes its line
+        self.close()
 
     def close(self) -> None:
-        """Cut all lines and stop listening."""
+        """Cut all lines and stop listening. May be called twice."""
         self._over.set()
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)

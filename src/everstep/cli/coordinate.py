@@ -39,10 +39,12 @@ class Exchange(Protocol):
     """The lines to other hosts."""
 
     def finish(self, end: FinishJob) -> None:
-        """Tell them that the job is over."""
+        """Tell them that the job is over, and close."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """May be called twice."""
+        ...
 
 
 OpenExchange = Callable[[Seat, LocalChannel, MonotonicClock], Exchange]

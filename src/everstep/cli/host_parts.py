@@ -132,11 +132,16 @@ def make_agent(plan: RunPlan, seat: Seat, parts: HostParts, channel: AgentChanne
         address=seat.address,
         worker_count=plan.worker_count,
         place=seat.place,
-        report_s=plan.report_s,
+        report_s=_report_s(plan),
         stall=plan.stall,
     )
     ports = AgentPorts(workers=parts.workers, pages=parts.pages, evidence=parts.evidence, channel=channel, clock=clock)
     return Agent(config, ports)
+
+
+def _report_s(plan: RunPlan) -> float:
+    """A lost host takes along what it has not reported yet; the ledger of many hosts must not grow for that."""
+    return min(plan.report_s, max(1.0, 0.1 * plan.hosts.need)) if plan.hosts else plan.report_s
 
 
 def _mirror(plan: RunPlan, job: LocalJob, clock: MonotonicClock) -> MirrorProcess | None:

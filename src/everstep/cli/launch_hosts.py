@@ -54,7 +54,10 @@ def run_on_hosts(plan: RunPlan, hosts: HostsPlan, *, listen: Listener, tell: Tel
         host = HostId(name if number == 1 else f"{name}.{number}")
         listener = claim(hosts.endpoint, node_rank=hosts.node_rank)
         if listener is None:
-            return _Follower(plan, hosts, host, number, tell).run(listen)
+            outcome = _Follower(plan, hosts, host, number, tell).run(listen)
+            if isinstance(outcome, FinishJob):
+                return outcome
+            listener = outcome
         with contextlib.closing(listener):
             return _lead(plan, hosts, host, number, listener, _announcing(listen, tell, hosts))
 
@@ -62,6 +65,7 @@ def run_on_hosts(plan: RunPlan, hosts: HostsPlan, *, listen: Listener, tell: Tel
 def _lead(
     plan: RunPlan, hosts: HostsPlan, host: HostId, number: int, listener: socket.socket, listen: Listener
 ) -> FinishJob:
+    credentials = made_credentials(hosts.credentials)
     board = LocalBoard()
     address = str(listener.getsockname()[0])
 
@@ -78,7 +82,6 @@ def _lead(
             program=_program(plan),
             rdzv_id=plan.rdzv_id,
         )
-        credentials = made_credentials(hosts.credentials)
         exchange = HostSwitchboard(listener, credentials, terms, channel=channel, board=board, clock=clock)
         exchange.start()
         return exchange
@@ -159,10 +162,16 @@ class _Follower:
         self._board = HostBoard()
         self._parts: HostParts | None = None
 
-    def run(self, listen: Listener) -> FinishJob:
-        """Serve the job to its end; gives the coordinator's word on it, or this host's own where that is gone."""
+    def run(self, listen: Listener) -> FinishJob | socket.socket:
+        """Serve the job to its end; gives the coordinator's word on it, or this host's own where that is gone.
+
+        Or, where the endpoint turns out to be free and this host's, the socket that listens there: the port was that
+        of a job that has ended meanwhile.
+        """
         with self._stop.heard():
             found = self._find(again=False)
+            if isinstance(found, socket.socket):
+                return found
             end = found if isinstance(found, FinishJob) else self._serve(found)
         listen(end)
         return end
@@ -190,6 +199,7 @@ class _Follower:
                     found = self._find(again=True)
                     if isinstance(found, FinishJob):
                         return found
+                    assert isinstance(found, Welcomed)
                     if found.run != seat.run:
                         found.connection.close()
                         raise ConfigError(f"the coordinator has come back with another run, {found.run}; start again")
@@ -250,8 +260,8 @@ class _Follower:
 
     # --- finding the coordinator
 
-    def _find(self, *, again: bool) -> Welcomed | FinishJob:
-        """Join the coordinator when it is there; or how the job ended, or that this host gives up.
+    def _find(self, *, again: bool) -> Welcomed | FinishJob | socket.socket:
+        """Join the coordinator when it is there; or how the job ended, or that this host gives up, or is the first.
 
         Raises:
             ConfigError: this host can never join, or a stranger answers.
@@ -275,6 +285,8 @@ class _Follower:
                     ) from error
             except (WorldError, EvidenceError) as error:
                 reason = str(error)
+            if not again and (listener := claim(self._hosts.endpoint, node_rank=self._hosts.node_rank)) is not None:
+                return listener
             now_s = time.monotonic()
             if now_s >= tell_s:
                 tell_s = now_s + _TELL_EVERY_S
