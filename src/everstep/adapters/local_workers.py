@@ -152,7 +152,8 @@ class LocalWorkers:
     def wait(self, timeout_s: float) -> None:
         self._watch.wait(timeout_s)
         if self._waiting is not None and self._roster.workers:
-            self._waiting.ensure(attempt=self._attempt, ranks=sorted(self._roster.workers))
+            pids = {int(worker.rank): worker.pid for worker in self._roster.workers.values()}
+            self._waiting.ensure(attempt=self._attempt, workers=pids)
         if self._saver is not None:
             self._saver.ensure()
         if self._peers is not None:

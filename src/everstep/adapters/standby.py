@@ -51,6 +51,20 @@ class Program:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Successor:
+    """A process that shall wait to become a rank's next worker.
+
+    Attributes:
+        beside: pid of the present one.
+        line: its end of the line that the order will come on; it keeps a copy.
+    """
+
+    rank: int
+    beside: int
+    line: socket.socket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Heir:
     """What became of the script's own imports.
 
@@ -157,24 +171,23 @@ class Standby:
             pids += self._ask(msgspec.json.encode(message), [fd for o in batch for fd in (o.stdout, o.stderr)])
         return pids
 
-    def fork_waiting(self, slots: Path, lines: Mapping[int, socket.socket]) -> list[int]:
-        """Fork one process for each rank that waits on its line to become a worker, and give their pids.
+    def fork_waiting(self, slots: Path, successors: Sequence[Successor]) -> list[int]:
+        """Fork processes that wait on their lines to become workers, and give their pids.
 
         Args:
             slots: the folder whose slots they map meanwhile.
-            lines: their ends of the lines; they keep copies.
 
         Raises:
             WorldError: the zygote is gone or refuses.
         """
-        nothing = Program(arguments=())
-        order = ProcessOrder(environment={}, stdout=2, stderr=2)
+        blank = order_text(Program(arguments=()), ProcessOrder(environment={}, stdout=2, stderr=2))
         pids: list[int] = []
-        ranks = list(lines)
-        for first in range(0, len(ranks), _FORKS_PER_MESSAGE):
-            batch = ranks[first : first + _FORKS_PER_MESSAGE]
-            message = [order_text(nothing, order) | {"waits": {"rank": rank, "slots": str(slots)}} for rank in batch]
-            descriptors = [fd for rank in batch for fd in (lines[rank].fileno(), order.stderr)]
+        for first in range(0, len(successors), _FORKS_PER_MESSAGE):
+            batch = successors[first : first + _FORKS_PER_MESSAGE]
+            message = [
+                blank | {"waits": {"rank": one.rank, "slots": str(slots), "beside": one.beside}} for one in batch
+            ]
+            descriptors = [fd for one in batch for fd in (one.line.fileno(), 2)]
             pids += self._ask(msgspec.json.encode(message), descriptors)
         return pids
 

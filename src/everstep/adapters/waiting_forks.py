@@ -6,7 +6,7 @@ It knows processes and their lines, not what they map; when one fails, all go, a
 import contextlib
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,7 +14,7 @@ import msgspec
 
 from everstep.adapters.memory_slots import JOB_NAME
 from everstep.adapters.processes import reap, send_signal
-from everstep.adapters.standby import ProcessOrder, Program, Standby, order_text
+from everstep.adapters.standby import ProcessOrder, Program, Standby, Successor, order_text
 from everstep.domain.errors import WorldError
 
 _log = logging.getLogger(__name__)
@@ -56,28 +56,31 @@ class WaitingForks:
     def pids(self) -> set[int]:
         return {fork.pid for fork in self._forks}
 
-    def ensure(self, *, attempt: int, ranks: Sequence[int]) -> None:
-        """Fork them once the present attempt has laid out its slots; once for each attempt, also when they die."""
+    def ensure(self, *, attempt: int, workers: Mapping[int, int]) -> None:
+        """Fork them once the present attempt has laid out its slots; once for each attempt, also when they die.
+
+        Args:
+            workers: the pid of each rank's present worker.
+        """
         if self._asked_for == attempt or not self._has_slots(attempt) or not self._standby.ready():
             return
         self._asked_for = attempt
         self.close()
-        lines = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in ranks]
+        ours, successors = {}, []
+        for rank, pid in sorted(workers.items()):
+            ours[rank], theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+            successors.append(Successor(rank=rank, beside=pid, line=theirs))
         try:
-            pids = self._standby.fork_waiting(
-                self._folder, dict(zip(ranks, (theirs for _, theirs in lines), strict=True))
-            )
+            pids = self._standby.fork_waiting(self._folder, successors)
         except WorldError as problem:
             _log.info("the next attempt's workers are not forked ahead: %s", problem)
-            for ours, _ in lines:
-                ours.close()
+            for line in ours.values():
+                line.close()
         else:
-            self._forks = [
-                _Fork(pid=pid, rank=rank, line=ours) for pid, rank, (ours, _) in zip(pids, ranks, lines, strict=True)
-            ]
+            self._forks = [_Fork(pid=pid, rank=rank, line=ours[rank]) for pid, rank in zip(pids, ours, strict=True)]
         finally:
-            for _, theirs in lines:
-                theirs.close()
+            for one in successors:
+                one.line.close()
 
     def become(self, program: Program, orders: Sequence[ProcessOrder], ranks: Sequence[int]) -> list[int]:
         """Make them the workers of these ranks, and no more this object's; their pids.

@@ -36,7 +36,7 @@ import msgspec
 
 from everstep.adapters.processes import die_with_parent
 from everstep.worker.script_imports import import_wanted, imports_of_module, imports_of_script
-from everstep.worker.waiting import wait_for_order
+from everstep.worker.waiting import Waiting, wait_for_order
 
 _PRELOADS = (
     "torch",
@@ -86,14 +86,6 @@ class _Heir:
     problem: str = ""
     count: int = 0
     took_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Waiting:
-    """A fork that waits: for which rank, and the folder of the slots it maps meanwhile."""
-
-    rank: int
-    slots: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -297,7 +289,7 @@ def _settled(order: ForkOrder, descriptors: list[int], number: int) -> ForkOrder
         with socket.socket(fileno=os.dup(stdout)) as line:
             for descriptor in descriptors:
                 os.close(descriptor)
-            message, descriptors = wait_for_order(line, Path(order.waits.slots), order.waits.rank)
+            message, descriptors = wait_for_order(line, order.waits)
         order, (stdout, stderr) = msgspec.json.decode(message, type=ForkOrder), descriptors
     _settle(order)
     _take_output(descriptors, stdout=stdout, stderr=stderr)

@@ -93,12 +93,13 @@ def map_slots(folder: Path, rank: int) -> None:
                 del _maps[path]
                 held.close()
             if fd is not None and identity is not None and identity[2]:
-                _maps[path] = _Map(fd, identity)
+                with contextlib.suppress(OSError):  # no more descriptors, or address space: it is read instead
+                    _maps[path] = _Map(fd, identity)
 
 
 def populate_some() -> bool:
-    """Do a small part of the work that makes the mappings fast; whether there is more."""
-    return any(found.populate_piece() for found in _maps.values())
+    """Do a small part of the work that makes the mappings fast, for all of them alike; whether there was any."""
+    return any(found.populate_piece() for found in sorted(_maps.values(), key=lambda found: found.ready))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
