@@ -17,7 +17,7 @@ from pathlib import Path
 
 from everstep.adapters.leader_page import LeaderPage
 from everstep.adapters.memory_folder import share_lock
-from everstep.adapters.memory_slots import SLOT_COUNT, SavePages, SavePlan, ranks_present
+from everstep.adapters.memory_slots import JOB_NAME, SLOT_COUNT, SavePages, SavePlan, ranks_present
 from everstep.adapters.peer_files import (
     COPIES_NAME,
     CREDENTIALS_NAME,
@@ -32,6 +32,7 @@ from everstep.adapters.peer_files import (
     write_readiness,
 )
 from everstep.adapters.peer_line import Credentials, address_of, listen, load_credentials
+from everstep.adapters.saver_process import KEPT_NAME
 from everstep.domain.errors import ConfigError, EvidenceError, WorldError
 from everstep.policy.replication import HeldShard, HostReport, next_word
 from everstep.worker.peers.board import Board, Lead, Watch, members_of
@@ -44,6 +45,7 @@ POLL_S = 0.02
 _NICENESS = 10
 _CLOSED_WITHIN_S = 2.0
 _LINGER_S = 600.0
+_STARTED_WITHIN_S = 5.0
 _LAST_WORD_S = 2 * LOOK_WITHIN_S
 _ANY_PORT = "127.0.0.1:0"
 
@@ -129,8 +131,8 @@ class Replicator:
 
     def linger(self) -> None:
         """Carry the savers' words as long as this host's one is at work for the last time, and a moment longer."""
-        ends_s = time.monotonic() + _LINGER_S
-        while time.monotonic() < ends_s and _lives(self._pages.word().pid) and self._folder.is_dir():
+        began_s = time.monotonic()
+        while self._has_work_beside(time.monotonic() - began_s):
             self.turn()
             time.sleep(POLL_S)
         if self._led is not None:
@@ -142,6 +144,12 @@ class Replicator:
             watch.close()
         self._mover.close(within_s=_CLOSED_WITHIN_S)
         self._service.close(within_s=_CLOSED_WITHIN_S)
+
+    def _has_work_beside(self, waited_s: float) -> bool:
+        """Whether this host's saver is at work, or may be starting."""
+        if not (self._folder / JOB_NAME).exists() or (self._folder / KEPT_NAME).exists():
+            return False  # there was nothing to save, or it has ended and removed the folder, or left it
+        return waited_s < (_LINGER_S if _lives(self._pages.word().pid) else _STARTED_WITHIN_S)
 
     def _follow_roster(self) -> None:
         if (stamp := roster_stamp(self._folder)) == self._roster_stamp:

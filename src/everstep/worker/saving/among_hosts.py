@@ -15,6 +15,7 @@ from pathlib import Path
 import msgspec
 
 from everstep.adapters.leader_page import LeaderPage, LeaderWord, Stage
+from everstep.adapters.memory_folder import WANTED_NAME
 from everstep.adapters.memory_slots import SlotHeader
 from everstep.adapters.peer_files import PeerRoster, read_roster
 from everstep.domain.errors import ConfigError, EvidenceError
@@ -103,7 +104,12 @@ class Leading:
         self._say(word if stage is None else replace(word, stage=stage))
 
     def is_superseded(self) -> bool:
-        """Whether the next attempt has begun, perhaps with other hosts, and its ranks have not ordered anything yet."""
+        """Whether the next attempt has begun, perhaps with other hosts, and its ranks have not ordered anything yet.
+
+        Or the next start of the run waits for this folder: what is in memory is the newest that it can have.
+        """
+        if (self._folder / WANTED_NAME).exists():
+            return True
         now = roster_of(self._folder)
         return now is None or now.ranks != self._roster.ranks or now.attempt > self._word.order
 
