@@ -15,14 +15,17 @@ from pathlib import Path
 import pytest
 from tests.contracts.hosts import HELLO, Center, Host, center
 
+from everstep.adapters.clock import MonotonicClock
 from everstep.adapters.host_joining import Stranger, join
 from everstep.adapters.host_line import LineConfig
+from everstep.adapters.host_looks import ask_all, obey_looks
 from everstep.adapters.host_messages import Hello, frame_of
 from everstep.adapters.peer_line import connect, load_credentials, make_credentials
+from everstep.adapters.snapshot_request import Collect
 from everstep.domain.commands import FinishJob
 from everstep.domain.errors import ConfigError, ExitCode, WorldError
 from everstep.domain.events import Event, HostLost, RunResumed, StallEnded, StopRequested
-from everstep.domain.ids import Attempt, HostId
+from everstep.domain.ids import Attempt, HostId, IncidentId
 
 SILENT = """
 import sys, time
@@ -208,6 +211,32 @@ def test_what_must_be_the_same_on_all_hosts_is_compared(made: Center, change: di
     with pytest.raises(ConfigError) as caught:
         join(made.address, made.credentials, hello(**change))
     assert words in str(caught.value)
+
+
+def test_a_look_that_a_person_asks_for_is_taken_on_all_hosts_and_who_does_not_answer_is_named(
+    made: Center, caplog: pytest.LogCaptureFixture
+) -> None:
+    looks: list[tuple[str, str, int]] = []
+
+    def collects(name: str) -> Collect:
+        def collect(*, attempt: Attempt, incident: IncidentId, snapshot: int) -> None:
+            looks.append((name, incident, snapshot))
+
+        return collect
+
+    first, second = made.join("h1"), made.join("h2")
+    obey_looks(first.board, MonotonicClock.of_zero(first.welcomed.zero_ns), HostId("h1"), collects("h1"))
+    look = ask_all(made.board, made.clock, lambda: made.switchboard.hosts, collects("h0"), within_s=0.5)
+    look(attempt=Attempt(0), incident=IncidentId("asked-1"), snapshot=1)
+    assert sorted(looks) == [("h0", "asked-1", 1), ("h1", "asked-1", 1)]
+    assert [record.getMessage() for record in caplog.records] == ["host h2 has not looked at its ranks within 0.5 s"]
+    made.board.post("look/../1", b"0")
+    made.board.post("look/asked-2/1", b"0")  # long ago
+    made.board.post("seen", b"")
+    first.board.read("seen", within_s=5.0)
+    assert len(looks) == 2
+    for host in (first, second):
+        host.end.close()
 
 
 def test_all_hosts_hear_the_end_of_the_job(made: Center) -> None:

@@ -166,6 +166,8 @@ class HostBoard:
     def __init__(self) -> None:
         self._seen = LocalBoard()
         self._line: HostLine | None = None
+        self.watch: Callable[[str, bytes], None] = lambda _key, _value: None
+        """Called with each value that the coordinator tells; must not wait for anything."""
 
     def connect(self, line: HostLine) -> None:
         """A new coordinator's board may know nothing of what an old one's knew."""
@@ -178,6 +180,7 @@ class HostBoard:
     def take(self, key: str, value: bytes) -> None:
         """The coordinator tells a value."""
         self._seen.post(key, value)
+        self.watch(key, value)
 
     def post(self, key: str, value: bytes) -> None:
         """See `ports.Board`."""

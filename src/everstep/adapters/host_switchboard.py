@@ -110,6 +110,12 @@ class HostSwitchboard:
     def start(self) -> None:
         self._thread.start()
 
+    @property
+    def hosts(self) -> tuple[HostId, ...]:
+        """Those that have joined, by name."""
+        with self._lock:
+            return tuple(sorted(host for host, seat in self._seats.items() if seat.line is not None))
+
     def finish(self, end: FinishJob) -> None:
         """Tell all hosts that the job is over, wait a moment for them to have heard it, and close."""
         self._over.set()

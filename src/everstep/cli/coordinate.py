@@ -19,7 +19,7 @@ from everstep.adapters.channel import LocalChannel
 from everstep.adapters.clock import MonotonicClock
 from everstep.adapters.ledger_file import LedgerFile
 from everstep.adapters.processes import become_subreaper, kill_run
-from everstep.adapters.snapshot_request import answering
+from everstep.adapters.snapshot_request import Collect, answering
 from everstep.cli.host_parts import Seat, guarded, make_agent, make_host, scratch_folder
 from everstep.cli.run_arguments import RunPlan, command_line
 from everstep.domain.codec import Entry, is_command
@@ -44,6 +44,10 @@ class Exchange(Protocol):
 
     def close(self) -> None:
         """May be called twice."""
+        ...
+
+    def widen(self, collect: Collect) -> Collect:
+        """Have all hosts looked at, where a person asks for evidence of a job."""
         ...
 
 
@@ -111,8 +115,8 @@ def _run(plan: RunPlan, opening: Event, seat: Seat, core: _Core, open_exchange: 
         with (
             guarded(seat.mark, scratch),
             _signals(seat.mark, channel, core.clock),
-            answering(plan.run_dir, parts.evidence.collect),
             _exchange(open_exchange, seat, channel, core.clock) as exchange,
+            answering(plan.run_dir, exchange.widen(parts.evidence.collect) if exchange else parts.evidence.collect),
         ):
             thread.start()
             try:

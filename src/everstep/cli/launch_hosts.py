@@ -20,12 +20,14 @@ from everstep.adapters.channel import LocalChannel
 from everstep.adapters.clock import MonotonicClock
 from everstep.adapters.host_endpoint import claim, made_credentials
 from everstep.adapters.host_joining import HostBoard, HostEnd, Stranger, Welcomed, join
+from everstep.adapters.host_looks import ask_all, obey_looks
 from everstep.adapters.host_messages import Hello
 from everstep.adapters.host_switchboard import HostSwitchboard, Terms
 from everstep.adapters.ledger_file import LEDGER_NAME, last_entry
 from everstep.adapters.node_slot import node_slot
 from everstep.adapters.peer_line import load_credentials
 from everstep.adapters.processes import become_subreaper, kill_run
+from everstep.adapters.snapshot_request import Collect
 from everstep.cli.coordinate import Exchange, Listener, coordinate
 from everstep.cli.host_arguments import HostsPlan
 from everstep.cli.host_parts import HostParts, Seat, guarded, make_agent, make_host, scratch_folder
@@ -82,11 +84,29 @@ def _lead(
             program=_program(plan),
             rdzv_id=plan.rdzv_id,
         )
-        exchange = HostSwitchboard(listener, credentials, terms, channel=channel, board=board, clock=clock)
-        exchange.start()
-        return exchange
+        switchboard = HostSwitchboard(listener, credentials, terms, channel=channel, board=board, clock=clock)
+        switchboard.start()
+        return _Exchange(switchboard, board, clock)
 
     return coordinate(plan, make_seat, listen=listen, open_exchange=open_exchange)
+
+
+@dataclass(frozen=True, slots=True)
+class _Exchange:
+    """The lines to other hosts, as `coordinate` knows them."""
+
+    switchboard: HostSwitchboard
+    board: LocalBoard
+    clock: MonotonicClock
+
+    def finish(self, end: FinishJob) -> None:
+        self.switchboard.finish(end)
+
+    def close(self) -> None:
+        self.switchboard.close()
+
+    def widen(self, collect: Collect) -> Collect:
+        return ask_all(self.board, self.clock, lambda: self.switchboard.hosts, collect)
 
 
 def _program(plan: RunPlan) -> tuple[str, ...]:
@@ -192,6 +212,7 @@ class _Follower:
         clock = MonotonicClock.of_zero(welcomed.zero_ns)
         with scratch_folder() as scratch, guarded(seat.mark, scratch):
             self._parts = parts = make_host(self._plan, seat, clock, scratch)
+            obey_looks(self._board, clock, seat.host, parts.evidence.collect)
             try:
                 while True:
                     if (end := self._work(line, seat, parts, clock)) is not None:
