@@ -12,6 +12,7 @@ import pytest
 from tests.worker.peer_hosts import LAYOUT, MB, TWO, Cluster, SaverOfHost, wait_for, write_slot
 
 from everstep.adapters.leader_page import LeaderPage, LeaderWord, Stage
+from everstep.adapters.memory_folder import WANTED_NAME
 from everstep.adapters.peer_files import PeerRoster, write_roster
 from everstep.adapters.saver_process import KEPT_NAME
 from everstep.domain.errors import EvidenceError
@@ -141,6 +142,18 @@ def test_a_host_that_is_gone_makes_the_leader_give_up_the_step_and_keep_the_memo
     leader.flush()
     assert leader.keeps_folder
     assert LeaderPage(folder).read().stage is Stage.DONE
+
+
+def test_a_start_that_waits_for_the_folder_gets_it_at_once_with_what_is_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = alone(tmp_path, monkeypatch)
+    monkeypatch.setattr(among_hosts, "SILENT_S", 60.0)
+    leader = saver.Saver(folder)
+    (folder / WANTED_NAME).touch()
+    leader.flush()
+    assert leader.keeps_folder
+    assert list((tmp_path / "disk").glob("*")) == []
 
 
 def test_the_leader_begins_nothing_between_a_new_attempt_and_its_ranks_first_order(
