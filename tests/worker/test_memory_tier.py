@@ -240,6 +240,20 @@ def test_a_tensor_that_was_replaced_is_noticed_before_anything_is_copied() -> No
         bulk.capture()
 
 
+def test_an_optimizer_that_loaded_a_state_is_noticed_and_so_is_a_parameter_that_was_replaced() -> None:
+    state = small_state()
+    bulk = Bulk(state, share=0, share_count=1)
+    state.optimizer.load_state_dict(state.optimizer.state_dict())
+    assert bulk.has_moved_inside()
+    state = small_state()
+    bulk = Bulk(state, share=0, share_count=1)
+    state.model.weight = torch.nn.Parameter(torch.zeros(4, 4))
+    assert bulk.has_moved()
+    assert not bulk.has_moved_inside()  # the thread does not ask for it: FSDP2 does that in every forward pass
+    with pytest.raises(Unfit, match="has a new place"):
+        bulk.capture_loud()
+
+
 def test_shares_of_the_weights_are_disjoint_whole_and_about_equal() -> None:
     model = torch.nn.Sequential(*(torch.nn.Linear(30, 30) for _ in range(9)))
     optimizer = torch.optim.AdamW(model.parameters())

@@ -110,6 +110,7 @@ class RankSlots:
 
     def __init__(self, folder: Path, rank: int) -> None:
         self._memory = map_page(_header_path(folder, rank), SLOT_COUNT * HEADER_BYTES)
+        self._seen: list[tuple[bytes, Slot]] = [(b"", Slot())] * SLOT_COUNT
 
     def read(self, slot: int) -> SlotHeader:
         """The header; one that is torn or of another version reads as a slot in writing."""
@@ -151,8 +152,19 @@ class RankSlots:
 
     def slots(self) -> list[Slot]:
         """State and step of each."""
-        headers = (self.read(slot) for slot in range(SLOT_COUNT))
-        return [Slot(state=header.state, step=header.step) for header in headers]
+        return [self._slot(slot) for slot in range(SLOT_COUNT)]
+
+    def _slot(self, slot: int) -> Slot:
+        """Reads a header again where it is another than at the last look: ranks look at all of them at each save."""
+        at, (seen, known) = slot * HEADER_BYTES, self._seen[slot]
+        if seen and self._memory[at : at + len(seen)] == seen:
+            return known
+        before = self._memory[at : at + HEADER_BYTES]
+        header = self.read(slot)
+        found = Slot(state=header.state, step=header.step)
+        if self._memory[at : at + HEADER_BYTES] == before:
+            self._seen[slot] = before[: _FACTS_AT + len(header.facts)], found
+        return found
 
     def write(self, slot: int, header: SlotHeader) -> None:
         """Say what the slot holds; `COMPLETE` comes last, when everything it speaks of is there."""
@@ -243,18 +255,15 @@ class SavePages:
     def __init__(self, folder: Path) -> None:
         self._plan = map_page(folder / PLAN_NAME, _PAGE)
         self._word = map_page(folder / WORD_NAME, _PAGE)
+        self._seen_plan, self._seen_word = (b"", SavePlan()), (b"", SaverWord())
 
     def plan(self) -> SavePlan:
-        from_step, stride, way, later_from, later_stride, later_way, world_size = (
-            int(n) for n in _read(self._plan, _PLAN)
-        )
-        return SavePlan(
-            from_step=from_step,
-            course=Course(stride=stride, way=Way(way)),
-            later_from=later_from,
-            later=Course(stride=later_stride, way=Way(later_way)),
-            world_size=world_size,
-        )
+        seen, plan = self._seen_plan
+        if not seen or self._plan[: len(seen)] != seen:
+            seen, fields = _read(self._plan, _PLAN)
+            plan = _plan_of(fields)
+            self._seen_plan = seen, plan
+        return plan
 
     def write_plan(self, plan: SavePlan) -> None:
         now, later = plan.course, plan.later
@@ -264,19 +273,12 @@ class SavePages:
         )
 
     def word(self) -> SaverWord:
-        pinned, durable, size_bytes, took_s, saves, failures, failed, pid, began, moved = _read(self._word, _WORD)
-        return SaverWord(
-            pinned=int(pinned),
-            durable=int(durable),
-            size_bytes=int(size_bytes),
-            took_s=took_s,
-            saves=int(saves),
-            failures=int(failures),
-            failed=int(failed),
-            pid=int(pid),
-            began_ns=int(began),
-            moved_ns=int(moved),
-        )
+        seen, word = self._seen_word
+        if not seen or self._word[: len(seen)] != seen:
+            seen, fields = _read(self._word, _WORD)
+            word = _word_of(fields)
+            self._seen_word = seen, word
+        return word
 
     def write_word(self, word: SaverWord) -> None:
         _write(
@@ -300,6 +302,33 @@ class SavePages:
         self._word.close()
 
 
+def _plan_of(fields: Sequence[float]) -> SavePlan:
+    from_step, stride, way, later_from, later_stride, later_way, world_size = map(int, fields)
+    return SavePlan(
+        from_step=from_step,
+        course=Course(stride=stride, way=Way(way)),
+        later_from=later_from,
+        later=Course(stride=later_stride, way=Way(later_way)),
+        world_size=world_size,
+    )
+
+
+def _word_of(fields: Sequence[float]) -> SaverWord:
+    pinned, durable, size_bytes, took_s, saves, failures, failed, pid, began, moved = fields
+    return SaverWord(
+        pinned=int(pinned),
+        durable=int(durable),
+        size_bytes=int(size_bytes),
+        took_s=took_s,
+        saves=int(saves),
+        failures=int(failures),
+        failed=int(failed),
+        pid=int(pid),
+        began_ns=int(began),
+        moved_ns=int(moved),
+    )
+
+
 _LOOKS_MAX = 1000
 _COPIES = (0, 512)
 """A page holds its content twice, each with a checksum: a writer that dies in the middle of one leaves the other."""
@@ -311,14 +340,17 @@ def _write(memory: mmap.mmap, content: bytes) -> None:
         memory[at : at + len(sealed)] = sealed
 
 
-def _read(memory: mmap.mmap, form: struct.Struct) -> Sequence[float]:
-    """The content; zeros where nobody has written yet. The writer may move on between two looks, so it looks again."""
+def _read(memory: mmap.mmap, form: struct.Struct) -> tuple[bytes, Sequence[float]]:
+    """The page's first copy where it is whole, else nothing; and the content, zeros where nobody has written yet.
+
+    The writer may move on between two looks, so it looks again.
+    """
     nothing = bytes(form.size + _CRC.size)
     for _ in range(_LOOKS_MAX):
         copies = [memory[at : at + form.size + _CRC.size] for at in _COPIES]
-        for copy in copies:
+        for number, copy in enumerate(copies):
             if _CRC.unpack_from(copy, form.size)[0] == zlib.crc32(copy[: form.size]):
-                return form.unpack_from(copy)
+                return (b"" if number else copy), form.unpack_from(copy)
         if copies == [nothing, nothing]:
             break
-    return form.unpack_from(nothing)
+    return b"", form.unpack_from(nothing)

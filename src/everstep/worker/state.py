@@ -10,6 +10,8 @@ import sys
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from enum import Enum
+from itertools import chain, compress, repeat
+from operator import attrgetter, is_, is_not, methodcaller
 from typing import Any, Protocol, cast
 
 import torch
@@ -21,6 +23,7 @@ from everstep.domain.errors import ConfigError
 WEIGHTS, BUFFERS, REST, OWN, GROUPS = "weights", "buffers", "rest", "own", "groups"
 Parts = dict[str, dict[str, Any]]
 
+_GRADIENT, _VALUES = attrgetter("grad"), methodcaller("values")
 _LAZY_BYTES = 64 << 10
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.Size, torch.device)
 
@@ -60,6 +63,9 @@ class TrainingState:
             self._others["scheduler"] = scheduler
         self._stepped = False
         self._sharded: list[Any] | None = None
+        self._children: list[Any] = []
+        self._then: list[nn.Module | None] = [None]  # what was in them
+        self._extra: list[tuple[str, nn.Module]] = []
         optimizer.register_step_post_hook(self._note_step)
 
     @property
@@ -157,13 +163,25 @@ class TrainingState:
         """The state of the scheduler, the extra objects and modules with an extra state, as plain values."""
         extras = {
             name: plain(module.get_extra_state(), f"the extra state of {name or 'the model'}")
-            for name, module in self.model.named_modules()
-            if type(module).get_extra_state is not nn.Module.get_extra_state
+            for name, module in self._with_extra_state()
         }
         return {
             "module_extras": extras,
             "others": {name: plain(other.state_dict(), name) for name, other in self._others.items()},
         }
+
+    def _with_extra_state(self) -> list[tuple[str, nn.Module]]:
+        """Modules with an extra state, by name; looked for again where a module was added, replaced or taken away."""
+        children = list(chain.from_iterable(map(_VALUES, self._children)))
+        if len(children) != len(self._then) or not all(map(is_, children, self._then)):
+            self._children = [module._modules for module in self.model.modules()]
+            self._then = list(chain.from_iterable(map(_VALUES, self._children)))
+            self._extra = [
+                (name, module)
+                for name, module in self.model.named_modules()
+                if type(module).get_extra_state is not nn.Module.get_extra_state
+            ]
+        return self._extra
 
     def gradients(self, named: Iterable[tuple[str, Tensor]] | None = None) -> dict[str, Tensor | None]:
         """Gradients by name. Values are needed in the middle of an accumulation only; else that there was one does.
@@ -171,9 +189,12 @@ class TrainingState:
         Args:
             named: the model's parameters, where the caller has them.
         """
-        named = self.model.named_parameters() if named is None else named
-        present = ((name, p.grad) for name, p in named if p.grad is not None)
-        return {name: None if self._stepped else compact(gradient) for name, gradient in present}
+        here = list(self.model.named_parameters() if named is None else named)
+        names = [name for name, _ in here]
+        gradients = list(map(_GRADIENT, [parameter for _, parameter in here]))
+        if self._stepped:
+            return dict.fromkeys(compress(names, map(is_not, gradients, repeat(None))))
+        return {name: compact(g) for name, g in zip(names, gradients, strict=True) if g is not None}
 
     def _put_back_gradients(self, gradients: dict[str, Tensor | None]) -> None:
         for name, parameter in self.model.named_parameters():

@@ -7,6 +7,7 @@ import hashlib
 import random
 import struct
 import sys
+from array import array
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -23,7 +24,9 @@ def capture(*, devices: bool = True) -> State:
     Args:
         devices: also those of CUDA, which waits for the devices.
     """
-    state: State = {"python": random.getstate(), "torch": torch.get_rng_state()}
+    version, internal, gauss = random.getstate()
+    words = torch.frombuffer(array("q", internal), dtype=torch.int64)  # one object to write instead of 625
+    state: State = {"python": [version, words, gauss], "torch": torch.get_rng_state()}
     if (numpy := sys.modules.get("numpy")) is not None:
         kind, keys, position, has_gauss, cached = numpy.random.get_state()
         state["numpy"] = [
@@ -33,7 +36,7 @@ def capture(*, devices: bool = True) -> State:
             int(has_gauss),
             float(cached),
         ]
-    if devices and torch.cuda.is_available() and torch.cuda.is_initialized():
+    if devices and torch.cuda.is_initialized():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state
 
@@ -41,7 +44,8 @@ def capture(*, devices: bool = True) -> State:
 def put_back(state: State) -> None:
     """Put every generator that `capture` found back to where it was."""
     version, internal, gauss = state["python"]
-    random.setstate((version, tuple(internal), gauss))
+    words = internal.tolist() if isinstance(internal, torch.Tensor) else internal  # a list in older checkpoints
+    random.setstate((version, tuple(words), gauss))
     torch.set_rng_state(state["torch"])
     if "numpy" in state:
         import numpy as np

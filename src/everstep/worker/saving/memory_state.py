@@ -3,8 +3,7 @@
 `Bulk` is this rank's share, in memory and on disk alike. It knows tensors and names, neither files nor slots.
 """
 
-from collections.abc import Callable, Sequence
-from operator import is_
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -23,11 +22,13 @@ from everstep.worker.format.pieces import (
     state_key,
     state_path,
 )
-from everstep.worker.state import OWN, REST, Sharing, TrainingState, is_dtensor, plain
+from everstep.worker.saving.watched import Watched
+from everstep.worker.state import OWN, REST, Sharing, TrainingState
 
 LARGE_ELEMENTS = 4096
 """Tensors of other objects (an averaged model) from this size on are copied into the slot rather than written anew."""
 _PLACE = "everstep.tensor"
+MOVED = "a parameter, buffer or optimizer state was replaced or has a new place"
 
 
 class Unfit(Exception):
@@ -38,7 +39,7 @@ class Bulk:
     """The tensors that keep their size and place from step to step.
 
     Attributes:
-        quiet_count: how many of the first ones change in no other place than the optimizer's step.
+        quiet: the first ones, which change in no other place than the optimizer's step.
         offer: their places in this rank's file.
 
     Args:
@@ -52,11 +53,7 @@ class Bulk:
 
     def __init__(self, state: TrainingState, *, share: int, share_count: int, whole_optimizer: bool = False) -> None:
         self._state = state
-        self._places: list[tuple[Any, Any]] = []  # owner and key of each watched tensor
-        self._tensors: list[Tensor] = []
-        self._where: list[Callable[[], int]] = []
-        self._addresses: list[int] = []
-        self._sizes: list[tuple[Any, int]] = []
+        self._in_modules, self._in_optimizer = Watched(), Watched()
         self._owners: dict[str, Any] = {}  # the optimizer's states by the names of their parameters
         self._group_names: dict[int, list[str]] = {}
         self._whole_optimizer = False
@@ -68,24 +65,27 @@ class Bulk:
                 if not whole_optimizer:
                     raise
                 self._whole_optimizer, states = True, {}
-                self._owners, self._sizes = {}, []
-                self._places, self._tensors, self._where, self._addresses = [], [], [], []
+                self._owners, self._in_optimizer = {}, Watched()
             self._watch_modules()
+            self._in_modules.settle()
+            self._in_optimizer.settle()
+            self._numbered = [name for name, owner in self._owners.items() if _numbers_in(owner)]
             self._named = list(state.model.named_parameters())
             parameters = live_parameters(state.model)
             mine = _shares(list(parameters), _loads(parameters, states), share_count)[share]
             fixed = [found for name, found in parameters.items() if name in mine]
             strangers = set(states) - set(parameters) if share == 0 else set()
             fixed += [found for name, held in states.items() if name in mine | strangers for found in held]
-            self.quiet_count = len(fixed)
+            quiet_count = len(fixed)
             fixed += live_buffers(state.model)
-            self._values = Values(self._numbers_for_dcp()) if share == 0 else None
+            self._values = Values(self._numbers_for_dcp(state.held.groups(), self._numbers())) if share == 0 else None
             if self._values is not None and self._values.places:
                 fixed.append(live(VALUES_KEY, self._values.tensor, is_private=True))
             self._large = [(t.shape, t.dtype) for t in split(state.rest())[1]]
             large = [live(rest_key(i), t, is_private=True) for i, t in enumerate(split(state.rest())[1])]
         self.lives: list[Live] = [*fixed, *large]
-        self._fixed = [found.tensor for found in fixed]
+        tensors = [found.tensor for found in fixed]
+        self.quiet, self._loud = tensors[:quiet_count], tensors[quiet_count:]
         self.offer = Offer(
             rank=arrange(self.lives),
             values=self._values.places if self._values else (),
@@ -99,11 +99,12 @@ class Bulk:
         return sum(found.size_bytes for found in self.lives if found.key != VALUES_KEY)
 
     def has_moved(self) -> bool:
-        """Whether a tensor was replaced, added or taken away since."""
-        if any(len(owner) != size for owner, size in self._sizes):
-            return True
-        now = [owner.get(key) for owner, key in self._places]
-        return not all(map(is_, now, self._tensors)) or [where() for where in self._where] != self._addresses
+        """Whether a tensor was replaced, added or taken away since, or has another place."""
+        return self._in_modules.has_changed() or self.has_moved_inside()
+
+    def has_moved_inside(self) -> bool:
+        """The same, except for what is another tensor in a module: FSDP2 puts other ones there for a while."""
+        return self._in_optimizer.has_changed() or self._in_optimizer.has_moved() or self._in_modules.has_moved()
 
     def capture(self) -> tuple[list[Tensor], dict[str, Any]]:
         """What to copy now, in the order of the file's tensors; and the small rest, to be written anew.
@@ -111,16 +112,29 @@ class Bulk:
         Raises:
             Unfit: something is not as it was when the slot was laid out.
         """
+        loud, small = self.capture_loud()
+        if self.has_moved_inside():
+            raise Unfit(MOVED)
+        return [*self.quiet, *loud], small
+
+    def capture_loud(self) -> tuple[list[Tensor], dict[str, Any]]:
+        """The same without the quiet tensors, and without looking at each of them; `has_moved_inside` is still to ask.
+
+        Raises:
+            Unfit: something is not as it was when the slot was laid out.
+        """
         with torch.no_grad():
-            self._state.reshard()
-            if self.has_moved():
-                raise Unfit("a parameter, buffer or optimizer state was replaced or has a new place")
+            if self._in_modules.has_changed():
+                self._state.reshard()
+                if self._in_modules.has_changed():
+                    raise Unfit(MOVED)
             skeleton, large = split(self._state.rest())
             if [(t.shape, t.dtype) for t in large] != self._large:
                 raise Unfit("a tensor in scheduler or extra has another size than before")
+            groups, numbers = self._state.held.groups(), self._numbers()
             small = {
-                "groups": self._state.held.groups(),
-                "numbers": self._numbers(),
+                "groups": groups,
+                "numbers": numbers,
                 REST: skeleton,
                 OWN: {"gradients": self._state.gradients(self._named)},
             }
@@ -128,10 +142,10 @@ class Bulk:
                 small["optimizer"] = self._state.held.whole()
             if self._values is not None:
                 try:
-                    self._values.write(self._numbers_for_dcp())
+                    self._values.write(self._numbers_for_dcp(groups, numbers))
                 except TooLarge as problem:
                     raise Unfit(str(problem)) from problem
-        return [*self._fixed, *large], small
+        return [*self._loud, *large], small
 
     def _watch_optimizer(self) -> dict[str, list[Live]]:
         """The tensors of the optimizer's state, by the names of their parameters."""
@@ -144,19 +158,20 @@ class Bulk:
         for parameter, owner in optimizer.state.items():
             name = names[id(parameter)]
             self._owners[name] = owner
-            self._sizes.append((owner, len(owner)))
+            self._in_optimizer.add_dict(owner)
             found[name] = [
                 live(state_key(name, key), value, [state_path(name, key)])
                 for key, value in owner.items()
                 if self._is_tensor(owner, key, value)
             ]
-        self._sizes.append((optimizer.state, len(optimizer.state)))
+        self._in_optimizer.add_whole(optimizer.state)
+        self._in_optimizer.add(vars(optimizer), "state")
         return found
 
     def _is_tensor(self, owner: Any, key: Any, value: object) -> bool:
         """Whether it is one, and then watch it."""
         if isinstance(value, Tensor):
-            self._watch(owner, key, value)
+            self._in_optimizer.add(owner, key)
             return True
         if not isinstance(value, int | float | bool | type(None)) or not isinstance(key, str):
             raise Unfit(f"the optimizer's {key!r} is a {type(value).__name__}")
@@ -164,47 +179,36 @@ class Bulk:
 
     def _numbers(self) -> dict[str, dict[str, Any]]:
         """States of the optimizer that are no tensors."""
-        found = {}
-        for name, owner in self._owners.items():
-            if numbers := {key: value for key, value in owner.items() if not isinstance(value, Tensor)}:
-                found[name] = numbers
-        return found
+        return {name: _numbers_in(self._owners[name]) for name in self._numbered}
 
-    def _numbers_for_dcp(self) -> dict[Path, Any]:
+    def _numbers_for_dcp(self, groups: Sequence[dict[str, Any]], numbers: dict[str, dict[str, Any]]) -> dict[Path, Any]:
         """The optimizer's numbers as PyTorch's `get_state_dict` names them."""
         if self._whole_optimizer:
             return {}
         found: dict[Path, Any] = {}
-        for number, group in enumerate(self._state.optimizer.param_groups):
+        for number, group in enumerate(groups):
             for key, value in group.items():
-                kept = self._names_in(number, value) if key == "params" else plain(value, key)
-                found["optimizer", "param_groups", number, key] = kept
-        for name, numbers in self._numbers().items():
-            for key, value in numbers.items():
+                found["optimizer", "param_groups", number, key] = self._names_in(number) if key == "params" else value
+        for name, held in numbers.items():
+            for key, value in held.items():
                 found[state_path(name, key)] = value
         return found
 
-    def _names_in(self, number: int, parameters: list[Tensor]) -> list[str]:
+    def _names_in(self, number: int) -> list[str]:
         """The names of a group's parameters. They are looked up again where the group has another number of them."""
+        parameters = self._state.optimizer.param_groups[number]["params"]
         if len(self._group_names.get(number, ())) != len(parameters):
             names = self._state.held.names()
             self._group_names[number] = [clean(names[id(parameter)]) for parameter in parameters]
         return self._group_names[number]
 
-    def _watch(self, owner: Any, key: Any, value: Tensor) -> None:
-        where = _place_of(value)
-        self._places.append((owner, key))
-        self._tensors.append(value)
-        self._where.append(where)
-        self._addresses.append(where())
-
     def _watch_modules(self) -> None:
         for module in self._state.model.modules():
             for owner in (module._parameters, module._buffers):
-                self._sizes.append((owner, len(owner)))
+                self._in_modules.add_dict(owner)
                 for key, value in owner.items():
                     if value is not None:
-                        self._watch(owner, key, value)
+                        self._in_modules.add(owner, key)
 
 
 def shares_of(sharing: Sharing, rank: int, world_size: int) -> tuple[int, int]:
@@ -251,12 +255,8 @@ def mapped(value: Any, change: Any) -> Any:
     return value
 
 
-def _place_of(value: Tensor) -> Callable[[], int]:
-    """What says where a tensor's data lies now; for a DTensor, that of its local part."""
-    if is_dtensor(value):
-        sharded: Any = value
-        return lambda: int(sharded._local_tensor.data_ptr())  # the local tensor itself may be another one by then
-    return value.data_ptr
+def _numbers_in(owner: Any) -> dict[str, Any]:
+    return {key: value for key, value in owner.items() if not isinstance(value, Tensor)}
 
 
 def _loads(parameters: dict[str, Live], states: dict[str, list[Live]]) -> dict[str, int]:

@@ -181,7 +181,7 @@ class MemoryTier:
         """Copy this rank's state to a free slot. Never raises for want of room or fit: it stops and says so once.
 
         Args:
-            own: what OWN holds beside gradients.
+            own: what OWN holds beside gradients: `random` as `randomness.capture` gave it, and `data`.
         """
         assert self._bulk is not None
         if not self._is_long:
@@ -215,7 +215,8 @@ class MemoryTier:
         assert self._pages is not None
         began_s = time.monotonic()
         self.finish()
-        way = way_of(self._pages.plan().at(step).way, self._turn) if self._may_overlap else Way.IN_LINE
+        plan = self._pages.plan()
+        way = way_of(plan.at(step).way, self._turn) if self._may_overlap else Way.IN_LINE
         self._turn += 1
         slots = [headers.slots() for headers in self._headers]
         slot = slot_to_write(self._ranks.rank, slots, self._pins(slots))
@@ -228,7 +229,7 @@ class MemoryTier:
         now_s = time.monotonic()
         self._pace.saved(way, stall_s=now_s - began_s, now_s=now_s)
         if self._ranks.leads and not self._spans_hosts:
-            self._adjust(step, slots)
+            self._adjust(step, slots, plan)
 
     def _hold_writers(self, *_: object) -> None:
         """An optimizer is about to step."""
@@ -407,23 +408,25 @@ class MemoryTier:
         if not self._images:
             return  # given up
         headers, image = self._headers[self._ranks.rank], self._images[slot]
-        tensors, small = self._bulk.capture()
-        headers.write(slot, SlotHeader(state=SlotState.WRITING, step=step, layout=self._layout))
-        facts = self._facts(draft)
+        writing, facts = SlotHeader(state=SlotState.WRITING, step=step, layout=self._layout), self._facts(draft)
         if way is Way.IN_LINE:
+            tensors, small = self._bulk.capture()
+            headers.write(slot, writing)
             small[OWN] |= own
             image.copy_in(tensors)
             self._complete(slot, step, small, facts)
             return
-        quiet = self._bulk.quiet_count
-        image.copy_in(tensors[quiet:], at=quiet)
+        loud, small = self._bulk.capture_loud()
+        headers.write(slot, writing)
+        image.copy_in(loud, at=len(self._bulk.quiet))
         kept = frozen(small)
-        kept[OWN] |= frozen(own)
+        kept[OWN] |= {**own, "data": frozen(own["data"])}  # random numbers are copies already
         staged = Staged(
             image=image,
-            tensors=tensors[:quiet],
+            tensors=self._bulk.quiet,
             complete=lambda: self._complete(slot, step, kept, facts),
             discard=lambda: headers.write(slot, SlotHeader()),
+            has_moved=self._bulk.has_moved_inside,
             is_test=self._untested,
         )
         self._untested = False
@@ -480,10 +483,9 @@ class MemoryTier:
         self._images = []
         _log.warning("everstep: rank %d: %s; checkpoints go to disk only", self._ranks.rank, problem)
 
-    def _adjust(self, step: int, slots: list[list[Slot]]) -> None:
+    def _adjust(self, step: int, slots: list[list[Slot]], plan: SavePlan) -> None:
         """Announce another course where the measured cost asks for it, or the end of the tier where it does no good."""
         assert self._pages is not None
-        plan = self._pages.plan()
         newest = next(iter(committed_steps(slots)), 0)
         self._saved_since_commit = 0 if newest > self._committed else self._saved_since_commit + 1
         self._committed = max(newest, self._committed)

@@ -20,8 +20,10 @@ from torch import Tensor
 
 from everstep.worker.saving.memory_image import Image
 from everstep.worker.saving.samples import Sample, Sampler
+from everstep.worker.saving.watched import versions_of
 
 _LOOK_AGAIN_S = 1.0
+_FIXED = {type(None), bool, int, float, str, bytes}
 CHANGED = "parameters or optimizer state were changed between two steps by something else than the optimizer"
 
 
@@ -32,7 +34,8 @@ class Staged:
     Attributes:
         tensors: the live ones, for the first of the image's.
         complete: says that the save is whole; called by the thread when the copy is.
-        discard: the opposite; called when the tensors changed while they were copied.
+        has_moved: says that these are not the live tensors any more; asked by the thread when the copy is whole.
+        discard: the opposite of `complete`; called when the tensors changed while they were copied.
         is_test: copy at once, and look right before the optimizer steps whether copying later would have been right.
     """
 
@@ -40,6 +43,7 @@ class Staged:
     tensors: Sequence[Tensor]
     complete: Callable[[], None]
     discard: Callable[[], None]
+    has_moved: Callable[[], bool] = lambda: False
     is_test: bool = False
     problem: str = ""
     error: BaseException | None = None
@@ -71,7 +75,7 @@ class Stager:
             atexit.register(self.close)
         if staged.is_test:
             staged.image.copy_in(staged.tensors)
-        staged.versions = _versions(staged.tensors)
+        staged.versions = versions_of(staged.tensors)
         staged.sample = self._sampler.take(staged.image, staged.tensors)
         staged.began_s = time.monotonic()
         self._devices = _side_stream(staged.tensors)
@@ -149,17 +153,16 @@ class Stager:
             with torch.no_grad(), self._devices:
                 staged.image.copy_in(staged.tensors)
             assert staged.sample is not None
-            if _versions(staged.tensors) != staged.versions or not staged.sample.is_copied():
+            if versions_of(staged.tensors) != staged.versions or not staged.sample.is_copied():
                 staged.problem = CHANGED
                 staged.discard()
                 return
+        if staged.has_moved():
+            staged.problem = CHANGED
+            staged.discard()
+            return
         staged.copied.set()
         staged.complete()
-
-
-def _versions(tensors: Sequence[Tensor]) -> list[int]:
-    """Numbers that are others after a tensor was written to, except through `.data`."""
-    return [tensor._version for tensor in tensors]
 
 
 def _side_stream(tensors: Sequence[Tensor]) -> AbstractContextManager[Any]:
@@ -187,10 +190,10 @@ def frozen(value: Any) -> Any:
         case Tensor():
             return value.detach().clone()
         case dict():
+            if set(map(type, value.values())) <= _FIXED:  # gradients by hundreds, none of which has to be kept
+                return value.copy()
             items = {key: frozen(item) for key, item in value.items()}
             return type(value)(items) if type(value) is not dict else items
-        case tuple() if all(type(item) is int for item in value):
-            return value  # Python's random numbers are hundreds of them
         case list() | tuple() if not isinstance(value, torch.Size):
             return type(value)(frozen(item) for item in value)
     return value
