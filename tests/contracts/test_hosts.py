@@ -190,6 +190,16 @@ def test_two_hosts_of_one_name_are_refused_until_the_first_has_left(made: Center
     made.join(instance="another").end.close()
 
 
+def test_two_hosts_of_one_node_rank_are_refused_until_the_first_has_left(made: Center) -> None:
+    first = Host(join(made.address, made.credentials, hello(node_rank=1)))
+    with pytest.raises(WorldError, match="host h1 has --node-rank 1 already; give each its own"):
+        join(made.address, made.credentials, hello(host="h2", node_rank=1))
+    Host(join(made.address, made.credentials, hello(host="h2", node_rank=2))).end.close()
+    first.end.close()
+    until(lambda: not made.switchboard.hosts, "the seats to be free")
+    Host(join(made.address, made.credentials, hello(host="h2", node_rank=1))).end.close()
+
+
 def test_more_hosts_than_the_job_has_room_for_are_told_who_is_there(made: Center) -> None:
     hosts = [made.join("h1"), made.join("h2")]
     with pytest.raises(WorldError, match=r"all its hosts \(h0, h1, h2\)"):

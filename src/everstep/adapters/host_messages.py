@@ -21,6 +21,7 @@ class Hello(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     Attributes:
         instance: another one for each start of `everstep run`.
         nnodes, program, rdzv_id, everstep: must be the same on all hosts.
+        node_rank: another one on each; None where none was given.
     """
 
     host: str
@@ -29,6 +30,7 @@ class Hello(msgspec.Struct, tag=True, frozen=True, kw_only=True):
     nnodes: str
     program: tuple[str, ...]
     rdzv_id: str
+    node_rank: int | None = None
 
 
 class Welcome(msgspec.Struct, tag=True, frozen=True, kw_only=True):

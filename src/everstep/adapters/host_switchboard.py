@@ -72,6 +72,7 @@ class _Seat:
     """A host that has joined, or is about to."""
 
     instance: str
+    node_rank: int | None = None
     line: HostLine | None = None
 
 
@@ -210,7 +211,10 @@ class HostSwitchboard:
             if len(self._seats) + 1 >= self._terms.host_count_max:
                 here = ", ".join(sorted((self._terms.host, *self._seats)))
                 return Refusal(reason=f"the job has all its hosts ({here})", final=False)
-            self._seats[host] = _Seat(hello.instance)
+            rank = hello.node_rank
+            if rank is not None and (other := next((h for h, s in self._seats.items() if s.node_rank == rank), "")):
+                return Refusal(reason=f"host {other} has --node-rank {rank} already; give each its own", final=False)
+            self._seats[host] = _Seat(hello.instance, rank)
         return None
 
     def _open(self, host: HostId, instance: str, connection: socket.socket) -> None:

@@ -37,22 +37,22 @@ def node_slot(job: str, *, rank: int | None, folder: Path | None = None) -> Iter
     digest = hashlib.blake2b(job.encode(), digest_size=8).hexdigest()
     stem = f"everstep-node-{os.getuid()}-{digest}"
     try:
-        with _alone(folder, stem):
+        with _alone(folder):
             number, path, fd = _take(folder, stem, "-" if rank is None else str(rank))
     except OSError as error:
         raise WorldError(f"cannot find out which node of this machine this is ({error.strerror})") from error
     try:
         yield number
     finally:
-        with contextlib.suppress(OSError), _alone(folder, stem):
+        with contextlib.suppress(OSError), _alone(folder):
             path.unlink()
         os.close(fd)
 
 
 @contextlib.contextmanager
-def _alone(folder: Path, stem: str) -> Iterator[None]:
+def _alone(folder: Path) -> Iterator[None]:
     """One node at a time looks, so that none takes a number whose file is just going."""
-    fd = os.open(folder / f"{stem}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fd = os.open(folder / f"everstep-nodes-{os.getuid()}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

@@ -176,6 +176,7 @@ class _Follower:
             nnodes=hosts.nnodes,
             program=_program(plan),
             rdzv_id=plan.rdzv_id,
+            node_rank=hosts.node_rank,
         )
         self._stop = _Stop()
         self._changed = threading.Event()
