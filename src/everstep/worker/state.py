@@ -330,11 +330,29 @@ class OptimizerState:
 
 def _zeros_like(parameter: Tensor) -> Tensor:
     """A gradient of zeros; a large one takes memory when it is first written to, and most are thrown away before."""
-    size = parameter.numel() * parameter.element_size()
-    if is_dtensor(parameter) or parameter.device.type != "cpu" or not parameter.is_contiguous() or size < _LAZY_BYTES:
+    inner = local(parameter).detach()
+    size = inner.numel() * inner.element_size()
+    if not inner.is_cpu or not inner.is_contiguous() or size < _LAZY_BYTES:
         return torch.zeros_like(parameter)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=parameter.dtype).view(parameter.shape)
+    zeros = torch.frombuffer(memory, dtype=inner.dtype).view(inner.shape)
+    return sharded_like(parameter, zeros) if is_dtensor(parameter) else zeros
+
+
+def sharded_like(parameter: Any, value: Tensor) -> Tensor:
+    """A DTensor of this part, placed like its parameter. With the very same description it costs a tenth."""
+    from torch.distributed.tensor import DTensor
+
+    if value.dtype == parameter.dtype and value.stride() == parameter._local_tensor.stride():
+        return DTensor(value, parameter._spec, requires_grad=False)
+    return DTensor.from_local(
+        value,
+        parameter.device_mesh,
+        parameter.placements,
+        run_check=False,
+        shape=parameter.shape,
+        stride=parameter.stride(),
+    )
 
 
 def versions_of(state: TrainingState) -> list[int]:

@@ -16,7 +16,7 @@ from everstep.worker.format.layout import Layout, Piece
 from everstep.worker.format.pieces import Live, buffer_key, live, live_parameters, parameter_key, rest_key, state_key
 from everstep.worker.restoring.read_plan import Index
 from everstep.worker.saving.memory_state import fill
-from everstep.worker.state import OWN, REST, TrainingState, is_dtensor, local, same_names
+from everstep.worker.state import OWN, REST, TrainingState, is_dtensor, local, same_names, sharded_like
 
 _CARVED_BYTES_MIN = 64 << 10
 _ARENA_BYTES_MIN = 4 << 20
@@ -146,7 +146,7 @@ class Landing:
             fresh = torch.empty_like(inner, dtype=dtype, device=device)
         else:
             fresh = self._arena.carve(tuple(inner.shape), dtype, device)
-        return _sharded_like(parameter, fresh) if _follows(parameter, piece) else fresh
+        return sharded_like(parameter, fresh) if _follows(parameter, piece) else fresh
 
     def _buffer_targets(self) -> list[Live]:
         model, found = self._state.model, []
@@ -203,22 +203,6 @@ def _local_bytes(piece: Piece) -> int:
 def _follows(parameter: Tensor, piece: Piece) -> bool:
     """Whether a state is sharded because its parameter is."""
     return is_dtensor(parameter) and tuple(parameter.shape) == piece.whole
-
-
-def _sharded_like(parameter: Any, value: Tensor) -> Tensor:
-    """A DTensor of this part, placed like its parameter. With the very same description it costs a tenth."""
-    from torch.distributed.tensor import DTensor
-
-    if value.dtype == parameter.dtype and value.stride() == parameter._local_tensor.stride():
-        return DTensor(value, parameter._spec, requires_grad=False)
-    return DTensor.from_local(
-        value,
-        parameter.device_mesh,
-        parameter.placements,
-        run_check=False,
-        shape=parameter.shape,
-        stride=parameter.stride(),
-    )
 
 
 def _set_buffer(model: nn.Module, name: str, value: Tensor) -> None:
