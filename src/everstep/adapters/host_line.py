@@ -84,7 +84,8 @@ class HostLine:
 
     def join(self) -> None:
         """Wait for the line's thread; not from within it."""
-        self._thread.join(_ENDS_WITHIN_S)
+        if self._thread.ident is not None:  # else it has not begun, and ends as soon as it does
+            self._thread.join(_ENDS_WITHIN_S)
 
     def _wake_up(self) -> None:
         with contextlib.suppress(OSError):  # enough wake-ups wait already, or the line has ended
