@@ -106,6 +106,7 @@ class HostSwitchboard:
         self._lock = threading.Lock()
         self._greeting = threading.BoundedSemaphore(_GREETED_AT_ONCE_MAX)
         self._over = threading.Event()
+        self._end: FinishJob | None = None
         self._thread = threading.Thread(target=self._accept, name="everstep-hosts", daemon=True)
 
     def start(self) -> None:
@@ -122,6 +123,7 @@ class HostSwitchboard:
         self._over.set()
         frame = frame_of(end)
         with self._lock:
+            self._end = end  # for a host that has all but joined
             lines = [seat.line for seat in self._seats.values() if seat.line is not None]
         for line in lines:
             line.send(frame)
@@ -226,9 +228,14 @@ class HostSwitchboard:
         )
         with self._lock:
             self._seats[host].line = line
+            end = self._end
         self._channel.plug(host, lambda command: line.send(frame_of(command)))
         self._board.follow(host, lambda key, value: line.send(frame_of(Posted(key=key, value=value))))
         line.start()
+        if end is not None:
+            line.send(frame_of(end))
+        elif self._over.is_set():
+            line.close("the coordinator ends")
 
     def _vacate(self, host: HostId, instance: str) -> bool:
         with self._lock:
