@@ -84,11 +84,11 @@ def message_of(frame: bytes) -> Event | Command | Word:
         EvidenceError: nothing that we know.
     """
     kind, content = frame[:1], frame[1:]
-    if kind == _ENTRY:
-        return decode_entry(content).body
-    if kind != _WORD:
+    if kind not in (_ENTRY, _WORD):
         raise EvidenceError(f"a message of unknown kind {kind!r}")
     try:
-        return _decode_word(content)
+        return decode_entry(content).body if kind == _ENTRY else _decode_word(content)
+    except RecursionError as error:
+        raise EvidenceError("a message nested too deeply") from error
     except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         raise EvidenceError(f"a malformed message ({error})") from error
