@@ -31,6 +31,7 @@ CASES: dict[str, dict[str, Any]] = {
     "ddp of two": {"kind": "ddp", "world": 2},
     "ddp of three with buffers of their own": {**DDP3, "ddp": {"broadcast_buffers": False}},
     "fsdp2 of two that evaluates": {"kind": "fsdp", "world": 2, "evaluate": True},
+    "hsdp of two by two, each half of a shard": {"kind": "hsdp", "world": 4},
     "three ranks that sum gradients themselves": {"kind": "manual", "world": 3},
     "one process with a large averaged model": {"kind": "alone", "world": 1, "width": 128},
     "in the middle of an accumulation": {"kind": "alone", "world": 1, "accumulate": 4},

@@ -19,7 +19,7 @@ from everstep.worker.saving.by_ranks import Checkpoints
 from everstep.worker.saving.memory_state import Bulk
 from everstep.worker.saving.memory_tier import MemoryTier, draft_of
 from everstep.worker.saving.schedule import SaveConfig
-from everstep.worker.state import Sharing, TrainingState
+from everstep.worker.state import Sharing, TrainingState, local
 
 
 def build(kind: str, world: int) -> nn.Module:
@@ -51,6 +51,10 @@ def main(spec: dict[str, Any]) -> None:
     if spec["kind"] != "alone":
         dist.init_process_group("gloo")
     model = build(spec["kind"], world)
+    if rank >= spec.get("spoilt_from", world):
+        with torch.no_grad():
+            for parameter in model.parameters():
+                local(parameter).mul_(1.5)
     optimizer = torch.optim.AdamW(model.parameters(), lr=spec["lr"])
     state = TrainingState(model=model, optimizer=optimizer, scheduler=None, extra={})
     ranks, observer, directory = Ranks(), Observer(None), Path(spec["directory"])

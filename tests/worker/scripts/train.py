@@ -77,11 +77,14 @@ def build(spec: dict[str, Any], world: int) -> nn.Module:
     model: nn.Module = Net(spec.get("width", 24))
     if spec["kind"] == "ddp":
         return DistributedDataParallel(model, **spec.get("ddp", {}))
-    if spec["kind"] == "fsdp":
+    if spec["kind"] in {"fsdp", "hsdp"}:
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        mesh = init_device_mesh("cpu", (world,))
+        if spec["kind"] == "fsdp":
+            mesh = init_device_mesh("cpu", (world,))
+        else:
+            mesh = init_device_mesh("cpu", (2, world // 2), mesh_dim_names=("replicate", "shard"))
         fully_shard(model.middle, mesh=mesh)
         fully_shard(model, mesh=mesh)
     return model

@@ -12,6 +12,7 @@ from everstep.worker.format.layout import Layout, Offer, RankLayout
 from everstep.worker.format.rank_file import seal_of_tensors
 from everstep.worker.ranks import Ranks
 from everstep.worker.saving.memory_state import Bulk, Unfit, shares_of
+from everstep.worker.saving.replicas import agree_on_replicas
 from everstep.worker.state import Sharing, TrainingState
 
 
@@ -26,6 +27,7 @@ class Form:
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
         self._bulk: Bulk | None = None
+        self._replicas: frozenset[str] = frozenset()
         self._agreed: list[bytes] = []
         self._layout: Layout | None = None
         self._may_be_twins = False
@@ -38,6 +40,8 @@ class Form:
 
     def capture(self, state: TrainingState) -> tuple[list[Tensor], dict[str, Any]]:
         """This rank's tensors in the order of its file, and the rest. A collective."""
+        if (replicas := agree_on_replicas(state, self._ranks)) != self._replicas:
+            self._bulk, self._replicas = None, replicas
         tensors, small = self._capture(state)
         assert self._bulk is not None
         self._agree(self._bulk.offer)
@@ -59,7 +63,7 @@ class Form:
             except Unfit:  # it has changed its form
                 self._bulk = None
         share, count = shares_of(state.sharing, self._ranks.rank, self._ranks.world_size)
-        self._bulk = Bulk(state, share=share, share_count=count, whole_optimizer=True)
+        self._bulk = Bulk(state, share=share, share_count=count, replicas=self._replicas, whole_optimizer=True)
         return self._bulk.capture()
 
     def _agree(self, offer: Offer) -> None:

@@ -3,7 +3,7 @@
 `Bulk` is this rank's share, in memory and on disk alike. It knows tensors and names, neither files nor slots.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -22,6 +22,7 @@ from everstep.worker.format.pieces import (
     state_key,
     state_path,
 )
+from everstep.worker.saving.replicas import Replicas, replicas_of
 from everstep.worker.saving.watched import Watched
 from everstep.worker.state import OWN, REST, Sharing, TrainingState
 
@@ -44,6 +45,7 @@ class Bulk:
 
     Args:
         share, share_count: which part of the replicated state is this rank's.
+        replicas: names of those of which each keeps a share of what they all hold (worker/saving/replicas.py).
         whole_optimizer: save an optimizer that does not fit with the rest, all of it anew each time.
 
     Raises:
@@ -51,7 +53,15 @@ class Bulk:
         ConfigError: a tensor that cannot be saved.
     """
 
-    def __init__(self, state: TrainingState, *, share: int, share_count: int, whole_optimizer: bool = False) -> None:
+    def __init__(
+        self,
+        state: TrainingState,
+        *,
+        share: int,
+        share_count: int,
+        replicas: Collection[str] = (),
+        whole_optimizer: bool = False,
+    ) -> None:
         self._state = state
         self._in_modules, self._in_optimizer = Watched(), Watched()
         self._owners: dict[str, Any] = {}  # the optimizer's states by the names of their parameters
@@ -72,10 +82,18 @@ class Bulk:
             self._numbered = [name for name, owner in self._owners.items() if _numbers_in(owner)]
             self._named = list(state.model.named_parameters())
             parameters = live_parameters(state.model)
-            mine = _shares(list(parameters), _loads(parameters, states), share_count)[share]
+            loads = _loads(parameters, states)
+            mine = _shares(list(parameters), loads, share_count)[share]
+            if replicas:
+                mine -= self._left_to_replicas(loads, replicas)
             fixed = [found for name, found in parameters.items() if name in mine]
             strangers = set(states) - set(parameters) if share == 0 else set()
-            fixed += [found for name, held in states.items() if name in mine | strangers for found in held]
+            fixed += [
+                found
+                for name, held in states.items()
+                for found in held
+                if name in mine | strangers or (replicas and not found.is_sharded)  # it may be another on each shard
+            ]
             quiet_count = len(fixed)
             fixed += live_buffers(state.model)
             self._values = Values(self._numbers_for_dcp(state.held.groups(), self._numbers())) if share == 0 else None
@@ -146,6 +164,18 @@ class Bulk:
                 except TooLarge as problem:
                     raise Unfit(str(problem)) from problem
         return [*self._loud, *large], small
+
+    def _left_to_replicas(self, loads: dict[str, int], agreed: Collection[str]) -> set[str]:
+        """The parameters that other replicas of the same part keep."""
+        groups: dict[Replicas, list[str]] = {}
+        for name, parameter in self._named:
+            found = replicas_of(parameter, self._state.optimizer.state.get(parameter, {}).values())
+            if found is not None and found.name in agreed:
+                groups.setdefault(found, []).append(name)
+        left: set[str] = set()
+        for found, names in groups.items():
+            left |= set(names) - _shares(names, loads, found.count)[found.number]
+        return left
 
     def _watch_optimizer(self) -> dict[str, list[Live]]:
         """The tensors of the optimizer's state, by the names of their parameters."""

@@ -46,6 +46,7 @@ from everstep.worker.saving.host_pins import HostPins
 from everstep.worker.saving.memory_image import Image, lay_out, remove, write_rest
 from everstep.worker.saving.memory_room import room_bytes
 from everstep.worker.saving.memory_state import Bulk, Unfit, shares_of
+from everstep.worker.saving.replicas import agree_on_replicas
 from everstep.worker.saving.saver_order import SaverOrder, order_saver
 from everstep.worker.saving.schedule import SaveConfig, best_interval_s, job_mtbf_s
 from everstep.worker.saving.staging import Staged, Stager, frozen, pin
@@ -132,7 +133,7 @@ class MemoryTier:
         """Lay out the slots, or say why not, or leave it for later. A collective, also where it fails."""
         assert self._folder is not None
         share, count = shares_of(state.sharing, self._ranks.rank, self._ranks.world_size)
-        bid = self._bid(state, share, count)
+        bid = self._bid(state, share, count, agree_on_replicas(state, self._ranks))
         bids = [msgspec.json.decode(b, type=_Bid) for b in self._ranks.gather(msgspec.json.encode(bid))]
         opening = self._tell(self._judge(bids) if self._ranks.leads else _Opening())
         if opening.is_early:
@@ -283,11 +284,11 @@ class MemoryTier:
 
     # Opening.
 
-    def _bid(self, state: TrainingState, share: int, count: int) -> _Bid:
+    def _bid(self, state: TrainingState, share: int, count: int, replicas: frozenset[str]) -> _Bid:
         if not state.optimizer.state:
             return _Bid(is_early=True)
         try:
-            self._bulk = Bulk(state, share=share, share_count=count)
+            self._bulk = Bulk(state, share=share, share_count=count, replicas=replicas)
         except Unfit as problem:
             return _Bid(unfit=str(problem))
         return _Bid(size_bytes=self._bulk.size_bytes, offer=self._bulk.offer)
