@@ -528,6 +528,16 @@ def test_a_wrong_path_on_one_host_ends_the_job_as_the_users_mistake() -> None:
     assert (end.exit_code, end.summary) == (ExitCode.USAGE, "port 80 cannot be used")
 
 
+def test_a_mistake_that_is_told_after_what_followed_from_it_still_ends_the_job() -> None:
+    story = Story(hosts=2)
+    story.join(0)
+    story.join(1)
+    story.fail_to_start(1, final=False, reason="the first host could not start the rendezvous store")
+    assert story.fail_to_start(0, final=True, reason="port 80 cannot be used") == []
+    (end,) = story.all_stopped()
+    assert (end.exit_code, end.summary) == (ExitCode.USAGE, "port 80 cannot be used")
+
+
 def test_the_same_mistake_told_by_a_second_host_after_the_end_ends_nothing_twice() -> None:
     story = Story(hosts=2)
     story.join(0)

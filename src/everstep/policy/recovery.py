@@ -309,10 +309,12 @@ class Job:
         if not event.final:
             cause = Cause(component="Start of Workers", category="Host")
             return self._fail_simply(Trouble.START_FAILED, event.host, event.reason, cause, event.at_s)
-        if self._state not in (_State.RUNNING, _State.JUDGING):
+        if self._end_is_decided:
             return ()  # another host has said so already
         decision = Decision(rung=Rung.ASK_A_PERSON, exit_code=ExitCode.USAGE, why="nothing was started")
         self._ending = _Ending(decision=decision, summary=event.reason)
+        if self._state not in (_State.RUNNING, _State.JUDGING):
+            return ()  # all are being stopped, since a host could not start for want of this one
         return self._stop_workers(event.at_s, kill_ranks=(), grace_s=0.0)
 
     # --- progress
