@@ -4,6 +4,7 @@ DDP finds them in its first iteration, from the order in which gradients arrive 
 data nor files; docs/decisions/0019-a-checkpoint-knows-ddps-buckets.md says why this is exact.
 """
 
+import hashlib
 import logging
 import zlib
 from collections.abc import Iterable
@@ -64,7 +65,7 @@ class Buckets:
         if ranks.world_size < _RANKS_MIN:
             return False
         buckets = self._read(record)
-        words = ranks.gather(record.encode() if buckets else b"")
+        words = ranks.gather(hashlib.blake2b(record.encode(), digest_size=16).digest() if buckets else b"")
         members = dist.get_process_group_ranks(self._ddp.process_group) if self._ddp is not None else []
         agreed = bool(members) and all(words[rank] == words[members[0]] != b"" for rank in members)
         done = agreed and self._give(buckets)
