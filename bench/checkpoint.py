@@ -183,31 +183,43 @@ def measure_pace(world: int, layers: int, rounds: int, steps: int) -> Outcome:
 
 
 def measure_restore(kind: str, world: int, layers: int, rounds: int) -> Outcome:
-    """From memory over a warm copy, from disk over reading its files; with the optimizer's memory there and not."""
+    """From memory over a warm copy, from disk over reading its files; with the optimizer's memory there and not.
+
+    From memory also as a process does that was not forked ahead and reads the slots.
+    """
     with Bench() as bench:
         directory = str(bench.folder / "kept")
         options: dict[str, Any] = {"kind": kind, "layers": layers, "directory": directory}
         bench.launch(world, measure="saves", method="everstep in line", rounds=2, **options)
         found = {
             (source, fresh): bench.launch(
-                world, measure="restore", source=source, is_fresh=fresh, rounds=rounds, **options
+                world,
+                measure="restore",
+                source=source.split()[0],
+                is_mapped=source == "memory mapped",
+                is_fresh=fresh,
+                rounds=rounds,
+                **options,
             )
-            for source in ("memory", "disk")
+            for source in ("memory mapped", "memory", "disk")
             for fresh in (False, True)
         }
     name, size = f"{kind}{world}", f"{found['memory', False][0]['bytes'] / 1e9:.2f} GB/rank, "
-    warm = ratios(found["memory", False], "restore_s", "memcpy_s")
+    warm = ratios(found["memory mapped", False], "restore_s", "memcpy_s")
     cold = ratios(found["disk", False], "restore_s", "cold_read_s")
     bars = (
         Bar(name=f"restore_memory_{name}", value=median(warm), unit="memcpy", limit=1.8, spread=size + spread(warm)),
         Bar(name=f"restore_disk_{name}", value=median(cold), unit="cold reads", limit=1.5, spread=size + spread(cold)),
     )
-    fresh = ratios(found["memory", True], "restore_s", "memcpy_s")
+    fresh = ratios(found["memory mapped", True], "restore_s", "memcpy_s")
+    read, fresh_read = (ratios(found["memory", is_fresh], "restore_s", "memcpy_s") for is_fresh in (False, True))
     fresh_disk = ratios(found["disk", True], "restore_s", "cold_read_s")
     least = ratios(found["memory", False], "plain_read_s", "memcpy_s")
     notes = (
-        f"restore_memory_{name}, reading the same bytes without any test: {spread(least)} memcpy",
         f"restore_memory_{name}, with fresh pages for the optimizer: {spread(fresh)} memcpy",
+        f"restore_memory_{name}, the slots read instead of mapped before: {spread(read)} memcpy",
+        f"restore_memory_{name}, read, with fresh pages for the optimizer: {spread(fresh_read)} memcpy",
+        f"restore_memory_{name}, reading the same bytes without any test: {spread(least)} memcpy",
         f"restore_disk_{name}, with fresh pages for the optimizer: {spread(fresh_disk)} cold reads",
     )
     rows = [{"source": source, "fresh": fresh, **row} for (source, fresh), rows in found.items() for row in rows]

@@ -19,7 +19,7 @@ from everstep.domain.errors import WorldError
 
 _log = logging.getLogger(__name__)
 _ACCEPTED, _GO = b"accepted", b"go"  # of worker/waiting.py
-_ANSWERS_WITHIN_S = 5.0
+_ANSWERS_WITHIN_S = 2.0
 _MESSAGE_BYTES = 1 << 16
 _SIGKILL = 9
 
