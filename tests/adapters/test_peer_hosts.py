@@ -117,7 +117,7 @@ def test_what_one_host_lacks_leaves_all_without_memory_and_is_told_once(
 def test_a_replicator_that_is_never_ready_leaves_all_without_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(peer_hosts, "_READY_WITHIN_S", 0.0)
+    monkeypatch.setattr(peer_hosts, "_STILL_S", -1.0)
     with pair(tmp_path) as hosts:
         assert prepare(hosts, 1) == {"a": False, "b": False}
 

@@ -21,7 +21,7 @@ ROSTER_NAME, ADDRESS_NAME, READY_NAME, CREDENTIALS_NAME, COPIES_NAME = (
     "peers.credentials",
     "copies",
 )
-_PIN_NAME = "peers.pin"
+_PIN_NAME, _MOVED_NAME = "peers.pin", "peers.moved"
 BYTES_PER_S = 100e6
 """Sent while training runs. On two busy cores that both hosts share, 100 MB/s slow steps by 14 %, and 200 MB/s by 41 %;
 without TLS a prototype's did by 4 and 16 % (bench/checkpoint_peers.py)."""
@@ -156,8 +156,8 @@ class PeerPin:
         WorldError: shared memory is full, gone or not ours.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self._memory = map_page(folder / _PIN_NAME, _PAGE)
+    def __init__(self, folder: Path, name: str = _PIN_NAME) -> None:
+        self._memory = map_page(folder / name, _PAGE)
 
     def step(self) -> int:
         """0 for none. Costs about a microsecond."""
@@ -173,3 +173,21 @@ class PeerPin:
     def write(self, step: int) -> None:
         fields = _PIN.pack(step)
         self._memory[: _PIN.size + _CRC.size] = fields + _CRC.pack(zlib.crc32(fields))
+
+
+class PeerProgress:
+    """A number that changes as long as some host of the job is being brought to the step to begin from.
+
+    Raises:
+        WorldError: shared memory is full, gone or not ours.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._page = PeerPin(folder, _MOVED_NAME)
+
+    def read(self) -> int:
+        return self._page.step()
+
+    def write(self, number: int) -> None:
+        if number != self._page.step():
+            self._page.write(number)

@@ -17,6 +17,7 @@ from everstep.adapters.peer_files import (
     ADDRESS_NAME,
     CREDENTIALS_NAME,
     ROSTER_NAME,
+    PeerProgress,
     PeerRoster,
     Readiness,
     read_address,
@@ -34,12 +35,15 @@ _log = logging.getLogger(__name__)
 _UP_WITHIN_S = 20.0
 _HEARD_WITHIN_S = 120.0
 """Another host may still be importing what its standby needs."""
-_READY_WITHIN_S = 120.0
+_STILL_S = 60.0
+"""Memory is waited for as long as some host brings bytes in, and for so long when none does."""
+_READY_WITHIN_S = 3600.0
 _TELL_AFTER_S = 2.0
 _TELL_EVERY_S = 10.0
 _LOOK_S = 0.01
 _SLICE_S = 0.5
 _CLOSED_WITHIN_S = 5.0
+_ADDRESS, _READY = "address", "ready"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,11 +107,11 @@ class PeerHosts:
             self._forget_roster()
             return self._config.folder is not None
         check = self._check_interrupted()
-        offers = self._exchange("address", command, self._offer(), check)
+        offers = self._exchange(_ADDRESS, command, self._offer(), check)
         problems = {host: offer.problem for host, offer in offers.items() if offer.problem}
         if not problems:
             self._write_roster(command, offers)
-            told = self._exchange("ready", command, self._await_ready(int(command.attempt), check), check)
+            told = self._exchange(_READY, command, self._await_ready(int(command.attempt), check), check)
             problems = {host: offer.problem for host, offer in told.items() if offer.problem}
         if problems:
             self._forget_roster()
@@ -128,7 +132,7 @@ class PeerHosts:
             return f"peers/{command.attempt}/{what}/{host}"
 
         self._board.post(key(self._config.host), msgspec.json.encode(mine))
-        ends_s = time.monotonic() + _HEARD_WITHIN_S + _READY_WITHIN_S
+        ends_s = time.monotonic() + _HEARD_WITHIN_S + (_READY_WITHIN_S if what == _READY else 0.0)
         offers = {self._config.host: mine}
         for share in command.shares:
             while share.host not in offers:
@@ -171,14 +175,22 @@ class PeerHosts:
         write_roster(self._config.folder, roster)
 
     def _await_ready(self, attempt: int, check: Callable[[], None]) -> _Offer:
+        assert self._config.folder is not None
+        try:
+            progress = PeerProgress(self._config.folder)
+        except WorldError as problem:
+            return _Offer(problem=str(problem))
         began_s = time.monotonic()
         tell_s = began_s + _TELL_AFTER_S
+        moved, moved_s = -1, began_s
         while (ready := self._readiness()) is None or ready.generation != attempt:
             self.ensure()
             check()
             now_s = time.monotonic()
-            if now_s - began_s > _READY_WITHIN_S:
-                return _Offer(problem=f"memory was not brought back within {_READY_WITHIN_S:.0f} s")
+            if (found := progress.read()) != moved:
+                moved, moved_s = found, now_s
+            if now_s - moved_s > _STILL_S or now_s - began_s > _READY_WITHIN_S:
+                return _Offer(problem=f"memory was not brought back; no byte has come for {now_s - moved_s:.0f} s")
             if now_s > tell_s:
                 tell_s = now_s + _TELL_EVERY_S
                 _log.warning("waiting for copies from other hosts for %.0f s", now_s - began_s)

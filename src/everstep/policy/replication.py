@@ -46,6 +46,7 @@ class HostReport:
         failed: the version that it could not copy.
         restored: the generation whose plan it has carried out.
         missing: shards of that plan that it could not bring in.
+        moved_bytes: brought in for plans so far, so that others see it at work.
     """
 
     host: str
@@ -55,6 +56,7 @@ class HostReport:
     failed: Version | None = None
     restored: int = 0
     missing: tuple[int, ...] = ()
+    moved_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

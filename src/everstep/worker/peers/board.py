@@ -46,6 +46,7 @@ class Board:
         self.failed: Version | None = None
         self.restored = _NEVER
         self.missing: tuple[int, ...] = ()
+        self.moved_bytes = 0
 
     @property
     def roster(self) -> PeerRoster | None:

@@ -205,10 +205,14 @@ class Mover:
         slots = self._stores.slots
 
         def take(header: SlotHeader, fill: Fill) -> None:
+            def counted(piece: memoryview) -> None:
+                fill(piece)
+                self._board.moved_bytes += len(piece)
+
             if item.shard in roster.ranks[roster.host]:
-                slots.take(item.shard, item.slot, header, fill, in_place=False)
+                slots.take(item.shard, item.slot, header, counted, in_place=False)
             else:
-                slots.take_files(item.shard, item.slot, header, fill)
+                slots.take_files(item.shard, item.slot, header, counted)
 
         if item.source == roster.host:
             found = self._stores.copies.find(item.shard, version)

@@ -22,6 +22,7 @@ from everstep.adapters.peer_files import (
     COPIES_NAME,
     CREDENTIALS_NAME,
     PeerPin,
+    PeerProgress,
     PeerRoster,
     Readiness,
     read_address,
@@ -67,6 +68,7 @@ class Replicator:
         self._stores.pin.write(0)  # a dead one's pin holds nothing
         self._pages = SavePages(folder)
         self._leader = LeaderPage(folder)
+        self._progress = PeerProgress(folder)
         self._board = Board()
         self._watches: dict[str, Watch] = {}
         self._credentials: Credentials | None = None
@@ -112,6 +114,7 @@ class Replicator:
             failed=failed,
             restored=restored,
             missing=missing,
+            moved_bytes=self._board.moved_bytes,
         )
         members = members_of(roster)
         leads = members.leader == roster.host
@@ -127,6 +130,8 @@ class Replicator:
                 restoring=roster.restoring,
             )
             self._board.lead(word)
+        reports = self._board.reports()
+        self._progress.write(sum(1 + found.moved_bytes for found in reports.values()))
         self._tell_ready(roster)
 
     def linger(self) -> None:
