@@ -25,7 +25,7 @@ from everstep.policy.checkpoints import SlotState
 _MADV_DONTNEED, _MADV_DONTFORK, _MADV_POPULATE_READ = 4, 10, 22
 _PIECE_BYTES = 16 << 20
 """A few milliseconds of work, between which others have the processor."""
-_RELEASE_AFTER_S = 10.0
+_RELEASE_AFTER_S = 1.0
 _RELEASE_SHARE = 0.2
 """Of the time, so that steps which train meanwhile notice nothing."""
 Bytes = np.ndarray[Any, np.dtype[np.uint8]]
