@@ -163,6 +163,7 @@ def everstep_memory(training: Training, directory: Path, spec: dict[str, Any], *
     tier.open(state, directory, 1)
     assert tier.is_on(1), "no room for the slots"
     pages, replicated = SavePages(memory), state.sharing is Sharing.REPLICATED
+    dist.barrier()  # else a slower rank, still opening, could put the first plan back in its place
     if way is not Way.TRIAL and ranks.leads:
         pages.write_plan(SavePlan(from_step=1, course=Course(stride=1, way=way), world_size=ranks.world_size))
     dist.barrier()
