@@ -25,7 +25,8 @@ def commands(page: Path) -> list[str]:
 
 
 def write_scripts(page: Path, folder: Path) -> None:
-    """Python blocks that begin with `# name.py` are the files that the commands run."""
+    """Python blocks that begin with `# name.py` are files that the commands run; so are the examples."""
+    (folder / "examples").symlink_to(ROOT / "examples")
     for block in blocks(page.read_text(), "python"):
         if match := re.match(r"# (\w+\.py)\n", block):
             (folder / match[1]).write_text(block)
