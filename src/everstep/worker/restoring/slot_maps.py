@@ -6,7 +6,7 @@ restart. It knows files in a folder, neither layouts nor ranks' states, and no t
 
 import contextlib
 import ctypes
-import mmap
+import errno
 import os
 import threading
 import time
@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from everstep.adapters import huge_pages
 from everstep.adapters.memory_slots import SLOT_COUNT, RankSlots, image_path, ranks_present
 from everstep.domain.errors import WorldError
 from everstep.policy.checkpoints import SlotState
@@ -43,8 +44,10 @@ class _Map:
 
     def __init__(self, fd: int, identity: _Identity) -> None:
         self.identity = identity
-        self._memory = mmap.mmap(fd, identity[2], flags=mmap.MAP_SHARED, prot=mmap.PROT_READ)
-        self.content: Bytes | None = np.frombuffer(self._memory, dtype=np.uint8)
+        memory = huge_pages.mapped(fd, identity[2], writable=False)
+        if memory is None:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        self.content: Bytes | None = np.frombuffer(memory, dtype=np.uint8)
         self.ready = 0
         self._advise(0, identity[2], _MADV_DONTFORK)  # a loader's process would keep a removed slot's memory
 
@@ -65,9 +68,7 @@ class _Map:
         return begin > 0
 
     def close(self) -> None:
-        self.content = None
-        with contextlib.suppress(BufferError):  # someone still reads; the mapping goes with the last who does
-            self._memory.close()
+        self.content = None  # the mapping goes with the last who reads
 
     def _advise(self, at: int, size: int, advice: int) -> bool:
         """The call lets other threads run, which `mmap.madvise` does not."""

@@ -6,7 +6,6 @@ It knows one slot's two files and their checksums, not when to write or which.
 import contextlib
 import ctypes
 import io
-import mmap
 import os
 import zlib
 from collections.abc import Sequence
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from everstep.adapters import huge_pages
 from everstep.domain.errors import EvidenceError
 from everstep.worker.format.frame import dtype_named, frames
 from everstep.worker.format.layout import Piece, RankLayout
@@ -83,7 +83,7 @@ def _bits(tensor: Tensor) -> Tensor:
     return tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()])
 
 
-def _view(memory: mmap.mmap, piece: Piece) -> Tensor:
+def _view(memory: Any, piece: Piece) -> Tensor:
     count = 1
     for length in piece.shape:
         count *= length
@@ -105,7 +105,7 @@ def lay_out(path: Path, layout: RankLayout, trailer: bytes = b"") -> None:
     path.unlink(missing_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
-        os.posix_fallocate(fd, 0, layout.size_bytes + len(trailer))
+        huge_pages.fill(fd, layout.size_bytes + len(trailer))
         for at, content in (*frames(layout), (layout.size_bytes, trailer)):
             os.pwrite(fd, content, at)
     finally:
@@ -136,12 +136,15 @@ def write_rest(path: Path, rest: dict[str, Any]) -> tuple[int, int]:
     return len(view), zlib.crc32(view)
 
 
-def _mapped(path: Path) -> mmap.mmap:
+def _mapped(path: Path) -> Any:
     try:
         with path.open("r+b") as file:
-            return mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED)
-    except (OSError, ValueError) as error:  # ValueError: an empty file
+            memory = huge_pages.mapped(file.fileno(), os.fstat(file.fileno()).st_size)
+    except OSError as error:
         raise EvidenceError(f"{path.name} cannot be read: {error}") from error
+    if memory is None:
+        raise EvidenceError(f"{path.name} cannot be mapped")
+    return memory
 
 
 def remove(path: Path) -> None:
