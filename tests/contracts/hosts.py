@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -66,7 +67,16 @@ class Center:
     def join(self, host: str = "h1", instance: str = "i") -> "Host":
         hello = Hello(**{name: getattr(HELLO, name) for name in HELLO.__struct_fields__} | {"host": host})
         hello = Hello(**{name: getattr(hello, name) for name in hello.__struct_fields__} | {"instance": instance})
-        return Host(join(self.address, self.credentials, hello))
+        joined = Host(join(self.address, self.credentials, hello))
+        self._await_seat(HostId(host))
+        return joined
+
+    def _await_seat(self, host: HostId) -> None:
+        """A host has joined a moment before the coordinator's side can tell it anything."""
+        ends_s = time.monotonic() + 20.0
+        while host not in self.switchboard.hosts:
+            assert time.monotonic() < ends_s, f"{host} has joined and has no line"
+            time.sleep(0.001)
 
 
 @dataclass
