@@ -226,11 +226,11 @@ class HostSwitchboard:
             ended=lambda reason: self._lost(host, instance, reason),
             config=self._terms.line,
         )
+        self._channel.plug(host, lambda command: line.send(frame_of(command)))
+        self._board.follow(host, lambda key, value: line.send(frame_of(Posted(key=key, value=value))))
         with self._lock:
             self._seats[host].line = line
             end = self._end
-        self._channel.plug(host, lambda command: line.send(frame_of(command)))
-        self._board.follow(host, lambda key, value: line.send(frame_of(Posted(key=key, value=value))))
         line.start()
         if end is not None:
             line.send(frame_of(end))

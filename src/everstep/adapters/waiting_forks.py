@@ -3,7 +3,6 @@
 It knows processes and their lines, not what they map; when one fails, all go, and workers are forked as usual.
 """
 
-import contextlib
 import logging
 import socket
 from collections.abc import Mapping, Sequence
@@ -62,17 +61,21 @@ class WaitingForks:
         Args:
             workers: the pid of each rank's present worker.
         """
-        if self._asked_for == attempt or not self._has_slots(attempt) or not self._standby.ready():
+        if self._asked_for == attempt or not self._has_slots(attempt):
             return
-        self._asked_for = attempt
-        self.close()
-        ours, successors = {}, []
-        for rank, pid in sorted(workers.items()):
-            ours[rank], theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            successors.append(Successor(rank=rank, beside=pid, line=theirs))
+        ours: dict[int, socket.socket] = {}
+        successors: list[Successor] = []
         try:
+            if not self._standby.ready():
+                return
+            self._asked_for = attempt
+            self.close()
+            for rank, pid in sorted(workers.items()):
+                ours[rank], theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+                successors.append(Successor(rank=rank, beside=pid, line=theirs))
             pids = self._standby.fork_waiting(self._folder, successors)
-        except WorldError as problem:
+        except (OSError, WorldError) as problem:
+            self._asked_for = attempt
             _log.info("the next attempt's workers are not forked ahead: %s", problem)
             for line in ours.values():
                 line.close()
@@ -134,5 +137,4 @@ def _end(forks: Sequence[_Fork]) -> None:
         fork.line.close()
         send_signal(fork.pid, _SIGKILL)
     for fork in forks:
-        with contextlib.suppress(ChildProcessError):
-            reap(fork.pid)
+        reap(fork.pid)

@@ -91,16 +91,17 @@ class Buckets:
         """Let DDP rebuild its buckets, with a group in which rank 0 says these."""
         ddp: Any = self._ddp
         said = _Said(ddp.process_group.rank(), ddp.process_group.size(), buckets)
+        done = False
         try:
             ddp.reducer._push_all_rebuilt_params()
             ddp.reducer._update_process_group(said)
             done = bool(ddp.reducer._rebuild_buckets()) and said.is_over
-        except RuntimeError as error:
+        except (RuntimeError, TypeError) as error:  # TypeError: another signature in another version
             _log.warning("everstep: DDP does not take the buckets of the checkpoint (%s)", error)
-            ddp.reducer._reset_state()
-            done = False
         finally:
             ddp.reducer._update_process_group(ddp.process_group)
+            if not done:
+                ddp.reducer._reset_state()  # the next backward pass finds what it would have found
         ddp._has_rebuilt_buckets = done
         return done
 

@@ -66,7 +66,9 @@ class Image:
         """Write the checksums of all blocks into the file; the number over them."""
         table = sums_of(self._memory, self._layout.table_at).tobytes()
         at = self._layout.table_at
-        self._memory[at : at + len(table)] = table
+        memoryview(self._memory).cast("B")[at : at + len(table)] = (
+            table  # one copy; the array itself takes byte by byte
+        )
         return seal_by_table(table, self._memory[at:])
 
     def _populate(self) -> None:

@@ -27,7 +27,7 @@ from everstep.adapters.memory_slots import (
     ranks_present,
     rest_path,
 )
-from everstep.adapters.peer_files import ROSTER_NAME
+from everstep.adapters.peer_files import ROSTER_NAME, read_roster
 from everstep.domain.errors import ConfigError, EvidenceError, WorldError
 from everstep.domain.events import CheckpointFailed, CheckpointSaved
 from everstep.domain.ids import Attempt
@@ -44,7 +44,7 @@ from everstep.worker.observer import Observer
 from everstep.worker.ranks import Ranks
 from everstep.worker.saving.host_pins import HostPins
 from everstep.worker.saving.memory_image import Image, lay_out, remove, write_rest
-from everstep.worker.saving.memory_room import room_bytes
+from everstep.worker.saving.memory_room import room_bytes, taken_bytes
 from everstep.worker.saving.memory_state import Bulk, Unfit, shares_of
 from everstep.worker.saving.replicas import agree_on_replicas
 from everstep.worker.saving.saver_order import SaverOrder, order_saver
@@ -57,6 +57,8 @@ _log = logging.getLogger(__name__)
 _ROOM_SHARE = 0.5
 """The slots of all ranks may take at most this share of the memory that is free."""
 _ASSUMED_BYTES_PER_S = 2e9
+_COPY_COUNT = 4
+"""Of several hosts each keeps two copies of its own ranks' slots, and two of another host's (decision 0015)."""
 _LONG_BYTES = 1 << 30
 """From this size on a save is a phase of its own, so that its silence is not taken for a hang's."""
 _AHEAD_STEPS = 32
@@ -68,12 +70,20 @@ _PAUSE_S = 0.005
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Bid:
-    """One rank's word before the tier is opened."""
+    """One rank's word before the tier is opened.
+
+    Attributes:
+        host: the rank's, where the job has several.
+        there_bytes, room_bytes: what the run's folder on this host has taken, and what is still free.
+    """
 
     unfit: str = ""
     is_early: bool = False
     size_bytes: int = 0
     offer: Offer | None = None
+    host: str = ""
+    there_bytes: int = 0
+    room_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -291,25 +301,40 @@ class MemoryTier:
             self._bulk = Bulk(state, share=share, share_count=count, replicas=replicas)
         except Unfit as problem:
             return _Bid(unfit=str(problem))
-        return _Bid(size_bytes=self._bulk.size_bytes, offer=self._bulk.offer)
+        assert self._folder is not None
+        roster = read_roster(self._folder) if self._spans_hosts else None
+        return _Bid(
+            size_bytes=self._bulk.size_bytes,
+            offer=self._bulk.offer,
+            host=roster.host if roster else "",
+            there_bytes=taken_bytes(self._folder),
+            room_bytes=int(room_bytes(self._folder)),
+        )
 
     def _judge(self, bids: list[_Bid]) -> _Opening:
         if any(bid.is_early for bid in bids):
             return _Opening(is_early=True)
         if unfit := next((bid.unfit for bid in bids if bid.unfit), ""):
             return _Opening(problem=unfit)
-        assert self._folder is not None
-        need = SLOT_COUNT * sum(bid.size_bytes for bid in bids)
-        there = sum(path.stat().st_size for path in self._folder.iterdir())
-        room = room_bytes(self._folder)
-        if need - there > room * _ROOM_SHARE:
-            return _Opening(
-                problem=f"{SLOT_COUNT} slots for each of {len(bids)} ranks take {need / 1e9:.1f} GB, and of "
-                f"{room / 1e9:.1f} GB of free memory they may take half"
-            )
+        for host in sorted({bid.host for bid in bids}):
+            if problem := self._lack_of_room([bid for bid in bids if bid.host == host]):
+                return _Opening(problem=problem)
         stall_s = max(bid.size_bytes for bid in bids) / _ASSUMED_BYTES_PER_S
         name = self._complete_layout([bid.offer for bid in bids if bid.offer is not None])
         return _Opening(layout=name, stride=self._pace.stride_for(stall_s))
+
+    def _lack_of_room(self, bids: list[_Bid]) -> str:
+        """What does not fit in the memory of one host with these ranks."""
+        times = SLOT_COUNT + (_COPY_COUNT if self._spans_hosts else 0)
+        need, room = times * sum(bid.size_bytes for bid in bids), bids[0].room_bytes
+        if need - bids[0].there_bytes <= room * _ROOM_SHARE:
+            return ""
+        what = f"{times} slots and copies" if self._spans_hosts else f"{times} slots"
+        where = f" on host {bids[0].host}" if bids[0].host else ""
+        return (
+            f"{what} for each of {len(bids)} ranks{where} take {need / 1e9:.1f} GB, and of "
+            f"{room / 1e9:.1f} GB of free memory they may take half"
+        )
 
     def _complete_layout(self, offers: list[Offer]) -> str:
         """Make what tells where everything is, for whoever restores and for the saver; the layout's name."""
