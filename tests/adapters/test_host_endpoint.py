@@ -61,6 +61,18 @@ def test_the_coordinators_host_listens_at_its_local_address_where_the_endpoint_i
         assert listener.getsockname() == ("127.0.0.1", port)
 
 
+def test_a_name_of_several_addresses_of_this_host_is_taken_when_the_first_one_is(
+    port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    two = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, 0)) for address in ("127.0.0.1", "127.0.0.2")]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: two)
+    named = Endpoint(host="localhost", port=port)
+    first = claim(named, node_rank=None)
+    assert first is not None
+    with first:
+        assert claim(named, node_rank=None) is None
+
+
 def test_a_name_that_is_loopback_here_is_warned_of(
     port: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

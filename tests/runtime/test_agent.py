@@ -270,6 +270,23 @@ def test_orders_about_an_old_attempt_are_not_obeyed() -> None:
     assert {rank.exit_code for rank in world.training.ranks.values()} == {None}
 
 
+def test_an_attempt_that_nobody_has_stopped_is_ended_before_the_next_one_starts() -> None:
+    """A host that was lost and has joined again may have been started by an order from before its loss was known."""
+    ended_before: list[int] = []
+
+    class Telling(SimHost):
+        def start(self, command: StartWorkers) -> Started:
+            ended_before.append(len(self.ranks()))
+            return super().start(command)
+
+    world = World(host=Telling).start()
+    world.play(1.0)
+    world.start(2)
+    world.play(2.0)
+    assert ended_before == [0, 0]
+    assert world.of(WorkerExited) == []
+
+
 def test_news_of_the_next_attempt_carries_its_number_and_counts_its_own_steps() -> None:
     world = World(report_s=0.5).start()
     world.play(2.0)

@@ -187,6 +187,13 @@ def test_the_end_is_given_once_it_is_on_disk_and_sent_to_nobody() -> None:
     assert world.verbs(FinishJob) == ["durably", "heard"]
 
 
+def test_nothing_stands_behind_the_end_so_that_a_job_that_is_done_is_known_by_its_last_entry() -> None:
+    world = World()
+    late = StepsFinished(at_s=0.6, attempt=Attempt(1), host=HOSTS[0], first_step=1, ended_at_s=(0.5,))
+    assert coordinator(world).take([OPENING, StopRequested(at_s=0.5, by="SIGTERM"), late, joined(HOSTS[1])]) is not None
+    assert isinstance(world.memory.entries[-1].body, FinishJob)
+
+
 def test_the_loop_takes_what_comes_and_ticks_until_the_end() -> None:
     world = World(batches=[[joined(HOSTS[0])], [], [joined(HOSTS[1])], [died(1)], [StopRequested(at_s=2.0, by="x")]])
     world.batches.append([stopped(HOSTS[0]), stopped(HOSTS[1])])

@@ -65,7 +65,12 @@ def claim(endpoint: Endpoint, *, node_rank: int | None) -> socket.socket | None:
     if node_rank == 0 and endpoint.local:
         addresses = [endpoint.local]
     for address in addresses:
-        listener = _try_to_listen(address, endpoint, must=node_rank == 0)
+        try:
+            listener = _try_to_listen(address, endpoint)
+        except _TakenError as error:
+            if node_rank == 0:
+                raise ConfigError(str(error)) from error
+            return None  # the first node has it, even where the name stands for further addresses of this host
         if listener is not None:
             return listener
     if node_rank == 0:
@@ -81,18 +86,21 @@ def _addresses(host: str) -> list[str]:
     return list(dict.fromkeys(str(address[0]) for *_, address in found))
 
 
-def _try_to_listen(address: str, endpoint: Endpoint, *, must: bool) -> socket.socket | None:
+class _TakenError(Exception):
+    """Somebody on this host listens there."""
+
+
+def _try_to_listen(address: str, endpoint: Endpoint) -> socket.socket | None:
+    """None where the address is not this host's."""
     where = f"[{address}]:{endpoint.port}" if ":" in address else f"{address}:{endpoint.port}"
     try:
         listener = listen(where)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
-            if must:
-                raise ConfigError(
-                    f"port {endpoint.port} of {address} is in use, by another program or job; "
-                    "write another one in --rdzv-endpoint on all hosts"
-                ) from error
-            return None
+            raise _TakenError(
+                f"port {endpoint.port} of {address} is in use, by another program or job; "
+                "write another one in --rdzv-endpoint on all hosts"
+            ) from error
         if error.errno == errno.EACCES:
             raise ConfigError(
                 f"port {endpoint.port} is not allowed here; write one above 1023 in --rdzv-endpoint"

@@ -151,6 +151,9 @@ class Agent:
 
     def _start(self, command: StartWorkers) -> None:
         share = next(share for share in command.shares if share.host == self._config.host)
+        if self._running:  # this host was lost and has joined again before an old order to start reached it
+            self._workers.stop((), 0.0)
+            self._running = False
         self._attempt = command.attempt
         self._progress = HostProgress([Rank(share.first_rank + n) for n in range(share.count)])
         self._views.clear()

@@ -55,7 +55,10 @@ class Coordinator:
         return end
 
     def take(self, events: Sequence[Event]) -> FinishJob | None:
-        """Record events, decide, record the commands, carry them out. Gives the command that ends the job, once."""
+        """Record events, decide, record the commands, carry them out. Gives the command that ends the job, once.
+
+        What happens after the end of the job is nobody's concern.
+        """
         bodies: list[Event | Command] = []
         commands: list[Command] = []
         for event in events:
@@ -63,6 +66,8 @@ class Coordinator:
             if following or not isinstance(event, Ticked):
                 bodies += [event, *following]
                 commands += following
+            if any(isinstance(command, FinishJob) for command in following):
+                break  # the ledger of a job that is over ends with that
         if bodies:
             self._ledger.append(bodies, wall=self._clock.wall(), durable=bool(commands))
         for body in bodies:
