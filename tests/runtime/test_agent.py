@@ -405,6 +405,37 @@ def test_what_goes_wrong_in_the_loop_is_told_as_the_loss_of_the_host(host: type[
     assert ("Traceback" in lost.reason) == defect
 
 
+def test_an_agent_that_hangs_in_something_stands_still_after_what_it_may_take_for_it() -> None:
+    seen: dict[str, list[bool]] = {"start": [], "stop": [], "wait": []}
+
+    def hang(what: str, for_s: float) -> None:
+        world.clock.advance(for_s)
+        seen[what].append(world.agent.stands_still)
+
+    class Hanging(SimHost):
+        def start(self, command: StartWorkers) -> Started:
+            for for_s in (7000.0, 1000.0):
+                hang("start", for_s)
+            return super().start(command)
+
+        def stop(self, kill_ranks: Sequence[Rank], grace_s: float) -> tuple[Rank, ...]:
+            for for_s in (300.5, 1.0):
+                hang("stop", for_s)
+            return super().stop(kill_ranks, grace_s)
+
+        def wait(self, timeout_s: float) -> None:
+            for for_s in (299.0, 2.0):
+                hang("wait", for_s)
+            world.agent.finish()
+
+    world = World(host=Hanging)
+    world.order(world.stop(0))
+    assert not world.agent.stands_still
+    world.start().at_once()
+    world.agent.run()
+    assert seen == {"start": [False, True], "stop": [False, True], "wait": [False, True]}
+
+
 class Finishing(SimHost):
     """A host whose wait ends the agent's loop, as another thread would."""
 

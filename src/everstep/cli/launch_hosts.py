@@ -36,6 +36,7 @@ from everstep.domain.commands import Command, FinishJob, Rung
 from everstep.domain.errors import ConfigError, EvidenceError, ExitCode, WorldError
 from everstep.domain.events import Event, HostJoined, HostLost, StopRequested
 from everstep.domain.ids import HostId
+from everstep.runtime.agent import Agent
 
 _log = logging.getLogger(__name__)
 _AGENT_ENDS_WITHIN_S = 60.0
@@ -46,6 +47,8 @@ _EAGER_S = 5.0
 _LOOK_S = 0.2
 _LOOK_LATER_S = 1.0
 _LAST_WORD_WITHIN_S = 5.0
+_STILL_LOOKS = 5
+_HANGS = "its agent hangs, as it does when a disk is gone or nobody reads its output"
 Tell = Callable[[str], None]
 
 
@@ -182,6 +185,7 @@ class _Follower:
         self._changed = threading.Event()
         self._board = HostBoard()
         self._parts: HostParts | None = None
+        self._hangs = False
 
     def run(self, listen: Listener) -> FinishJob | socket.socket:
         """Serve the job to its end; gives the coordinator's word on it, or this host's own where that is gone.
@@ -229,7 +233,8 @@ class _Follower:
                     line = self._open(found)
             finally:
                 line.close()
-                parts.workers.close()
+                if not self._hangs:  # else so would this, and the guard looks after what is left
+                    parts.workers.close()
 
     def _open(self, welcomed: Welcomed) -> HostEnd:
         self._tell(f"joined the job at {self._hosts.endpoint} as host {self._host}")
@@ -252,17 +257,23 @@ class _Follower:
         agent = make_agent(self._plan, seat, parts, line, clock)
         thread = threading.Thread(target=agent.run, name="everstep-agent", daemon=True)
         thread.start()
-        while thread.is_alive() and not line.lost and line.end is None and self._stop.count < 2:
-            self._changed.wait(_LOOK_LATER_S)
-            self._changed.clear()
+        self._hangs = self._look_after(agent, thread, line)
         self._stop.tell = lambda _: None
-        if not thread.is_alive() and not line.lost:  # the agent gave up, and has said why
+        if self._hangs:
+            self._stop.kill()
+            line.send(HostLost(at_s=clock.now_s(), host=seat.host, reason=_HANGS))
+        if (self._hangs or not thread.is_alive()) and not line.lost:  # the agent is gone, and it was said why
             self._await_last_word(line)
         agent.finish()
         parts.workers.wake()
-        thread.join(_AGENT_ENDS_WITHIN_S)
+        thread.join(0.0 if self._hangs else _AGENT_ENDS_WITHIN_S)
+        if thread.is_alive() and not self._hangs:  # it may yet start the workers of an attempt that is over
+            self._hangs = True
+            self._stop.kill()
         if line.end is not None:
             return line.end
+        if self._hangs:
+            return _own_end(clock.now_s(), ExitCode.RETRY_ELSEWHERE, f"host {seat.host} has left the job: {_HANGS}")
         if not line.lost:
             code = ExitCode.PREEMPTED if self._stop.count else ExitCode.RETRY_ELSEWHERE
             return _own_end(clock.now_s(), code, f"host {seat.host} has left the job")
@@ -273,6 +284,17 @@ class _Follower:
         )
         parts.workers.stop((), self._plan.recovery.grace_s)
         return None
+
+    def _look_after(self, agent: Agent, thread: threading.Thread, line: HostEnd) -> bool:
+        """Wait for the end of the agent or of the line, or to be told to leave; True when the agent hangs."""
+        looks = 0
+        while thread.is_alive() and not line.lost and line.end is None and self._stop.count < 2:
+            self._changed.wait(_LOOK_LATER_S)
+            self._changed.clear()
+            looks = looks + 1 if agent.stands_still else 0
+            if looks >= _STILL_LOOKS:  # one alone may be that of a process that was stopped and just wakes
+                return True
+        return False
 
     def _await_last_word(self, line: HostEnd) -> None:
         deadline_s = time.monotonic() + _LAST_WORD_WITHIN_S

@@ -47,6 +47,8 @@ class AgentConfig:
     host, address, worker_count, place: what this agent reports for duty.
     poll_s: how often the progress pages are read. Exits and commands wake the agent at once.
     report_s: finished steps are told at least this often, and before any other news.
+    act_s, start_s: an agent that takes longer for anything, or for a start, stands still. A start may have to wait for
+        memory that is brought back from other hosts.
     """
 
     host: HostId
@@ -55,6 +57,8 @@ class AgentConfig:
     place: int | None = None
     poll_s: float = 0.05
     report_s: float = 5.0
+    act_s: float = 300.0
+    start_s: float = 7200.0
     stall: StallConfig = field(default_factory=StallConfig)
 
 
@@ -83,6 +87,7 @@ class Agent:
         self._attempt = Attempt(0)
         self._running = False
         self._over = False
+        self._due_s = float("inf")
         self._suspicious = False
         self._store_told = False
         self._faults: list[PlannedFault] = []
@@ -95,6 +100,11 @@ class Agent:
     def finish(self) -> None:
         """End the loop after the present round; safe from another thread."""
         self._over = True
+
+    @property
+    def stands_still(self) -> bool:
+        """Whether the loop hangs in something: a disk that is gone, a console that takes nothing. For other threads."""
+        return self._clock.now_s() > self._due_s
 
     def run(self) -> None:
         """Report for duty, then serve until `finish`. Whatever goes wrong with the agent itself is told as HostLost."""
@@ -123,13 +133,18 @@ class Agent:
 
     def turn(self) -> None:
         """Obey, look, tell."""
+        self._may_take()
         for command in self._channel.receive():
             self._obey(command)
+            self._may_take()
         if self._running:
             self._read_pages()
             self._tell_exits()
             self._watch_silence()
             self._cause_faults()
+
+    def _may_take(self, more_s: float = 0.0) -> None:
+        self._due_s = self._clock.now_s() + self._config.act_s + more_s
 
     # --- obeying
 
@@ -150,6 +165,7 @@ class Agent:
                 return  # an order about an old attempt
 
     def _start(self, command: StartWorkers) -> None:
+        self._may_take(self._config.start_s)
         share = next(share for share in command.shares if share.host == self._config.host)
         if self._running:  # this host was lost and has joined again before an old order to start reached it
             self._workers.stop((), 0.0)
@@ -190,6 +206,7 @@ class Agent:
         )
 
     def _stop(self, command: StopWorkers) -> None:
+        self._may_take(command.grace_s)
         if self._running:
             self._read_pages()
         self._flush_steps()
