@@ -25,9 +25,10 @@ from everstep.cli.run_arguments import RunPlan, command_line
 from everstep.domain.codec import Entry, is_command
 from everstep.domain.commands import Command, FinishJob
 from everstep.domain.errors import ConfigError, ExitCode
-from everstep.domain.events import Event, RunResumed, RunStarted, StopRequested
+from everstep.domain.events import Event, HostLost, RunResumed, RunStarted, StopRequested
 from everstep.domain.ids import RunId
 from everstep.policy.recovery import Job
+from everstep.runtime.agent import Agent
 from everstep.runtime.coordinator import Coordinator, CoordinatorPorts
 
 _log = logging.getLogger(__name__)
@@ -114,7 +115,7 @@ def _run(plan: RunPlan, opening: Event, seat: Seat, core: _Core, open_exchange: 
         thread = threading.Thread(target=agent.run, name="everstep-agent", daemon=True)
         with (
             guarded(seat.mark, scratch),
-            _signals(seat.mark, channel, core.clock),
+            _signals(seat, agent, channel, core.clock),
             _exchange(open_exchange, seat, channel, core.clock) as exchange,
             answering(plan.run_dir, exchange.widen(parts.evidence.collect) if exchange else parts.evidence.collect),
         ):
@@ -127,8 +128,11 @@ def _run(plan: RunPlan, opening: Event, seat: Seat, core: _Core, open_exchange: 
             finally:
                 agent.finish()
                 parts.workers.wake()
-                thread.join(_AGENT_ENDS_WITHIN_S)
-                parts.workers.close()
+                thread.join(0.0 if agent.stands_still else _AGENT_ENDS_WITHIN_S)
+                if thread.is_alive():  # it hangs, and so might this; the guard looks after what is left
+                    kill_run(seat.mark)
+                else:
+                    parts.workers.close()
 
 
 @contextlib.contextmanager
@@ -180,8 +184,8 @@ def _opening(plan: RunPlan, entries: Sequence[Entry]) -> _Opening:
 
 
 @contextlib.contextmanager
-def _signals(mark: str, channel: LocalChannel, clock: MonotonicClock) -> Iterator[None]:
-    """Ctrl-C and SIGTERM end the job with grace; the second one without."""
+def _signals(seat: Seat, agent: Agent, channel: LocalChannel, clock: MonotonicClock) -> Iterator[None]:
+    """Ctrl-C and SIGTERM end the job with grace; the second one without. An agent that hangs is not waited for."""
     asked = 0
 
     def stop(number: int, _frame: FrameType | None) -> None:
@@ -190,7 +194,9 @@ def _signals(mark: str, channel: LocalChannel, clock: MonotonicClock) -> Iterato
         if asked == 1:
             channel.post(StopRequested(at_s=clock.now_s(), by=signal.Signals(number).name))
         else:
-            kill_run(mark)
+            kill_run(seat.mark)
+        if agent.stands_still:
+            channel.post(HostLost(at_s=clock.now_s(), host=seat.host, reason="its agent hangs"))
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
