@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.adapters.host_endpoint import Endpoint, claim, made_credentials
+from everstep.adapters.host_endpoint import Endpoint, check_local, claim, made_credentials
 from everstep.adapters.peer_line import make_credentials
 from everstep.domain.errors import ConfigError, WorldError
 
@@ -59,6 +59,17 @@ def test_the_coordinators_host_listens_at_its_local_address_where_the_endpoint_i
     assert listener is not None
     with listener:
         assert listener.getsockname() == ("127.0.0.1", port)
+
+
+@pytest.mark.parametrize("local", [ELSEWHERE, "no-such-host.invalid", "2001:db8::1"])
+def test_a_local_address_that_this_host_has_not_is_refused_by_its_flag(local: str) -> None:
+    with pytest.raises(ConfigError, match=f"--local-addr {local} is no address of this host"):
+        check_local(Endpoint(host="h", port=1, local=local))
+
+
+@pytest.mark.parametrize("local", ["", "127.0.0.1", "localhost"])
+def test_a_local_address_of_this_host_or_none_is_taken(local: str) -> None:
+    check_local(Endpoint(host="h", port=1, local=local))
 
 
 def test_a_name_of_several_addresses_of_this_host_is_taken_when_the_first_one_is(

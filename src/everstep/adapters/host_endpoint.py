@@ -3,7 +3,9 @@
 Knows nothing of what is said over a line.
 """
 
+import contextlib
 import errno
+import ipaddress
 import logging
 import secrets
 import shutil
@@ -15,7 +17,6 @@ from everstep.adapters.peer_line import Credentials, is_loopback, listen, load_c
 from everstep.domain.errors import ConfigError, WorldError
 
 _log = logging.getLogger(__name__)
-_ANYWHERE = ("0.0.0.0", "::")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,10 +35,38 @@ class Endpoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __post_init__(self) -> None:
-        if self.host in _ANYWHERE:
+        if _is_anywhere(self.host):
             raise ConfigError(
                 f"--rdzv-endpoint {self}: write an address or name by which all hosts reach the coordinator's"
             )
+        if _is_anywhere(self.local):
+            raise ConfigError(f"--local-addr {self.local}: write the address by which other hosts reach this one")
+
+
+def _is_anywhere(host: str) -> bool:
+    """Whether it means all addresses of a host, in any spelling that the C library takes, such as 0."""
+    with contextlib.suppress(OSError):
+        return socket.inet_aton(host) == bytes(4)
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host.partition("%")[0]).is_unspecified
+    return False
+
+
+def check_local(endpoint: Endpoint) -> None:
+    """Whether this host can listen at the address that was given for it.
+
+    Raises:
+        ConfigError: it can't.
+    """
+    if not endpoint.local:
+        return
+    try:
+        listen(f"[{endpoint.local}]:0" if ":" in endpoint.local else f"{endpoint.local}:0").close()
+    except OSError as error:
+        raise ConfigError(
+            f"--local-addr {endpoint.local} is no address of this host ({error.strerror or error}); "
+            "write one that `ip address` shows here"
+        ) from error
 
 
 def claim(endpoint: Endpoint, *, node_rank: int | None) -> socket.socket | None:

@@ -131,10 +131,10 @@ def _counts(text: str) -> tuple[int, int]:
 
 def _endpoint(args: argparse.Namespace, nnodes: str) -> tuple[Endpoint, bool]:
     """Where the coordinator is, and whether torchrun's older pair of flags says so."""
-    text = args.rdzv_endpoint
+    text, local = args.rdzv_endpoint, args.local_addr.strip("[]")
     if not text and args.master_addr:
         port = args.master_port or MASTER_PORT
-        return Endpoint(host=args.master_addr.strip("[]"), port=port, local=args.local_addr), True
+        return Endpoint(host=args.master_addr.strip("[]"), port=port, local=local), True
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.%\w]+\]|[^:\s/]+)(?::(\d{1,5}))?", text)
     port = int(found[2] or ENDPOINT_PORT) if found else 0
     if found is None or not 0 < port <= _PORT_MAX:
@@ -142,7 +142,7 @@ def _endpoint(args: argparse.Namespace, nnodes: str) -> tuple[Endpoint, bool]:
         raise ConfigError(
             f"{what}; write HOST:PORT with the address of the host that has the coordinator, the same on all hosts"
         )
-    return Endpoint(host=found[1].strip("[]"), port=port, local=args.local_addr), False
+    return Endpoint(host=found[1].strip("[]"), port=port, local=local), False
 
 
 def _run_dir(args: argparse.Namespace, nnodes: str) -> Path:

@@ -18,7 +18,7 @@ import everstep
 from everstep.adapters.board import LocalBoard
 from everstep.adapters.channel import LocalChannel
 from everstep.adapters.clock import MonotonicClock
-from everstep.adapters.host_endpoint import claim, made_credentials
+from everstep.adapters.host_endpoint import check_local, claim, made_credentials
 from everstep.adapters.host_joining import HostBoard, HostEnd, Stranger, Welcomed, join
 from everstep.adapters.host_looks import ask_all, obey_looks
 from everstep.adapters.host_messages import Hello
@@ -54,6 +54,7 @@ Tell = Callable[[str], None]
 
 def run_on_hosts(plan: RunPlan, hosts: HostsPlan, *, listen: Listener, tell: Tell) -> FinishJob:
     """See `launch.run_job`."""
+    check_local(hosts.endpoint)
     with node_slot(f"{hosts.endpoint} {plan.rdzv_id}", rank=hosts.node_rank) as number:
         name = socket.gethostname()
         host = HostId(name if number == 1 else f"{name}.{number}")
@@ -72,7 +73,7 @@ def _lead(
 ) -> FinishJob:
     credentials = made_credentials(hosts.credentials)
     board = LocalBoard()
-    address = str(listener.getsockname()[0])
+    address = hosts.endpoint.local or str(listener.getsockname()[0])
 
     def make_seat(run: str) -> Seat:
         return Seat(run=run, host=host, address=address, number=number, place=hosts.node_rank or 0, board=board)
