@@ -32,6 +32,11 @@ TERMS = Terms(
 HELLO = Hello(host="h1", instance="i", everstep="1", nnodes="3", program=("train.py",), rdzv_id="")
 
 
+def hello(**changes: object) -> Hello:
+    fields = {name: getattr(HELLO, name) for name in HELLO.__struct_fields__}
+    return Hello(**(fields | changes))
+
+
 @dataclass
 class Center:
     """The coordinator's side."""
@@ -65,9 +70,7 @@ class Center:
         return load_credentials(self.folder, encrypted=True)
 
     def join(self, host: str = "h1", instance: str = "i") -> "Host":
-        hello = Hello(**{name: getattr(HELLO, name) for name in HELLO.__struct_fields__} | {"host": host})
-        hello = Hello(**{name: getattr(hello, name) for name in hello.__struct_fields__} | {"instance": instance})
-        joined = Host(join(self.address, self.credentials, hello))
+        joined = Host(join(self.address, self.credentials, hello(host=host, instance=instance)))
         self._await_seat(HostId(host))
         return joined
 

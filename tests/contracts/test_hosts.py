@@ -5,22 +5,24 @@ import os
 import signal
 import socket
 import ssl
+import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.contracts.hosts import HELLO, Center, Host, center
+from tests.contracts.hosts import HELLO, Center, Host, center, hello
 
 from everstep.adapters.clock import MonotonicClock
 from everstep.adapters.host_joining import Stranger, join
 from everstep.adapters.host_line import LineConfig
 from everstep.adapters.host_looks import ask_all, obey_looks
-from everstep.adapters.host_messages import Hello, frame_of
-from everstep.adapters.peer_line import connect, load_credentials, make_credentials
+from everstep.adapters.host_messages import frame_of
+from everstep.adapters.peer_line import address_of, connect, listen, load_credentials, make_credentials
 from everstep.adapters.snapshot_request import Collect
 from everstep.domain.commands import FinishJob
 from everstep.domain.errors import ConfigError, ExitCode, WorldError
@@ -43,11 +45,6 @@ time.sleep(60)
 def made(tmp_path: Path) -> Iterator[Center]:
     with center(tmp_path / "credentials") as it:
         yield it
-
-
-def hello(**changes: object) -> Hello:
-    fields = {name: getattr(HELLO, name) for name in HELLO.__struct_fields__}
-    return Hello(**(fields | changes))
 
 
 def next_event(made: Center, within_s: float = 20.0) -> Event:
@@ -87,11 +84,30 @@ def test_a_stranger_without_the_secret_or_the_certificate_is_turned_away(made: C
     with pytest.raises(Stranger):
         join(made.address, stranger, HELLO)
     right = load_credentials(made.folder, encrypted=True)
-    with pytest.raises(Stranger):
+    with pytest.raises(WorldError, match="closed the line"):  # what a coordinator that just ends does, too
         join(made.address, replace(right, secret=b"x" * 32), HELLO)
     with pytest.raises(Stranger):
         join(made.address, replace(stranger, secret=right.secret), HELLO)
     made.join().end.close()  # and those who belong here are served as before
+
+
+@pytest.mark.parametrize("resets", [False, True])
+def test_whoever_accepts_and_leaves_is_no_stranger_but_worth_another_try(made: Center, resets: bool) -> None:
+    """A coordinator that ends, or an ssh tunnel with nobody behind it."""
+
+    def leave() -> None:
+        connection, _ = door.accept()
+        if resets:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        connection.close()
+
+    with listen("127.0.0.1:0") as door:
+        thread = threading.Thread(target=leave)
+        thread.start()
+        with pytest.raises(WorldError) as caught:
+            join(address_of(door), made.credentials, HELLO)
+        thread.join()
+    assert caught.value.retryable
 
 
 @pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01" + b"\xff" * 300, b""])

@@ -21,6 +21,7 @@ from everstep.domain.events import Event
 
 _ROUND_TRIPS = 8
 _READ_SLICE_S = 0.2
+_LOOKED_WITHIN_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,17 +43,24 @@ class Stranger(EvidenceError):
     """Whoever answers at the endpoint is not this job's coordinator."""
 
 
+class Refused(WorldError):
+    """The coordinator is there and does not let this host join, for now."""
+
+
 def join(endpoint: str, credentials: Credentials, hello: Hello) -> Welcomed:
     """Join the job at `HOST:PORT`, now or not at all.
 
     Raises:
         ConfigError: this host can never join as it was started.
         Stranger: somebody else answers there.
-        WorldError: nobody answers, or not yet with a welcome; asking again may help.
+        Refused: the coordinator does, and asking again may help.
+        WorldError: nobody answers, or whoever does leaves, as a coordinator does that ends, or a tunnel before it.
     """
     try:
         line = connect(endpoint, credentials)
-    except (ssl.SSLError, EvidenceError, ConnectionResetError) as error:
+    except (ssl.SSLEOFError, ssl.SSLZeroReturnError) as error:
+        raise WorldError("whoever was there has closed the line", retryable=True) from error
+    except (ssl.SSLError, EvidenceError) as error:
         raise Stranger(str(error)) from error
     except OSError as error:
         raise WorldError(error.strerror or str(error), retryable=True) from error
@@ -66,13 +74,23 @@ def join(endpoint: str, credentials: Credentials, hello: Hello) -> Welcomed:
         raise
 
 
+def is_anybody_at(endpoint: str) -> bool:
+    """Whether anything accepts connections at `HOST:PORT`."""
+    host, _, port = endpoint.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=_LOOKED_WITHIN_S).close()
+    except OSError:
+        return False
+    return True
+
+
 def _joined(line: Line, hello: Hello) -> Welcomed:
     line.send(frame_of(hello))
     answer = message_of(line.receive())
     if isinstance(answer, Refusal):
         if answer.final:
             raise ConfigError(answer.reason)
-        raise WorldError(answer.reason, retryable=True)
+        raise Refused(answer.reason, retryable=True)
     if not isinstance(answer, Welcome):
         raise EvidenceError(f"the coordinator answered with {type(answer).__name__}")
     zero_ns = _zero_ns(line)

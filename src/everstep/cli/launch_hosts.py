@@ -19,7 +19,7 @@ from everstep.adapters.board import LocalBoard
 from everstep.adapters.channel import LocalChannel
 from everstep.adapters.clock import MonotonicClock
 from everstep.adapters.host_endpoint import check_local, claim, made_credentials
-from everstep.adapters.host_joining import HostBoard, HostEnd, Stranger, Welcomed, join
+from everstep.adapters.host_joining import HostBoard, HostEnd, Refused, Stranger, Welcomed, is_anybody_at, join
 from everstep.adapters.host_looks import ask_all, obey_looks
 from everstep.adapters.host_messages import Hello
 from everstep.adapters.host_switchboard import HostSwitchboard, Terms
@@ -33,7 +33,7 @@ from everstep.cli.host_arguments import HostsPlan
 from everstep.cli.host_parts import HostParts, Seat, guarded, make_agent, make_host, scratch_folder
 from everstep.cli.run_arguments import RunPlan
 from everstep.domain.commands import Command, FinishJob, Rung
-from everstep.domain.errors import ConfigError, EvidenceError, ExitCode, WorldError
+from everstep.domain.errors import ConfigError, EverstepError, EvidenceError, ExitCode, WorldError
 from everstep.domain.events import Event, HostJoined, HostLost, StopRequested
 from everstep.domain.ids import HostId
 from everstep.runtime.agent import Agent
@@ -162,6 +162,10 @@ class _Stop:
         finally:
             for number, handler in before.items():
                 signal.signal(number, handler)
+
+
+class _WithoutCredentialsError(WorldError):
+    """The job's credentials are not on this host, or not yet."""
 
 
 class _Follower:
@@ -315,21 +319,19 @@ class _Follower:
         tell_s = started_s + _TELL_AFTER_S
         strangers = 0
         while not self._stop.count:
-            reason = ""
             try:
-                return join(
-                    str(self._hosts.endpoint), load_credentials(self._hosts.credentials, encrypted=True), self._hello
-                )
+                return self._join()
             except Stranger as error:
                 strangers += 1
-                reason = str(error)
+                problem: EverstepError = error
                 if strangers >= _STRANGERS_MAX:
                     raise ConfigError(
                         f"whoever answers at {self._hosts.endpoint} is not this job's coordinator ({error}): another "
                         f"job or program has that port, or {self._hosts.credentials} is not the coordinator's"
                     ) from error
             except (WorldError, EvidenceError) as error:
-                reason = str(error)
+                strangers = 0
+                problem = error
             if not again and (listener := claim(self._hosts.endpoint, node_rank=self._hosts.node_rank)) is not None:
                 return listener
             now_s = time.monotonic()
@@ -339,19 +341,33 @@ class _Follower:
                     "waiting for the coordinator at %s, up to %g s (%s)",
                     self._hosts.endpoint,
                     self._hosts.wait_s,
-                    reason,
+                    problem,
                 )
             if now_s - started_s > _TELL_AFTER_S and (end := self._recorded_end(again=again)) is not None:
                 return end
             if now_s - started_s > self._hosts.wait_s:
-                what = "did not come back" if again else "was not there"
-                return _own_end(
-                    0.0,
-                    ExitCode.RETRY_HERE,
-                    f"the coordinator at {self._hosts.endpoint} {what} within {self._hosts.wait_s:g} s ({reason})",
-                )
+                return _own_end(0.0, ExitCode.RETRY_HERE, self._in_vain(problem, again=again))
             self._pause(_LOOK_S if now_s - started_s < _EAGER_S and not strangers else _LOOK_LATER_S)
         return _own_end(0.0, ExitCode.PREEMPTED, f"stopped by {self._stop.by} while waiting for the coordinator")
+
+    def _join(self) -> Welcomed:
+        try:
+            credentials = load_credentials(self._hosts.credentials, encrypted=True)
+        except WorldError as error:
+            raise _WithoutCredentialsError(str(error), retryable=True) from error
+        return join(str(self._hosts.endpoint), credentials, self._hello)
+
+    def _in_vain(self, problem: EverstepError, *, again: bool) -> str:
+        """What to say when it has been waited for long enough."""
+        endpoint, within = self._hosts.endpoint, f"within {self._hosts.wait_s:g} s"
+        if isinstance(problem, Refused):
+            return f"the coordinator at {endpoint} did not let this host join {within} ({problem})"
+        if isinstance(problem, _WithoutCredentialsError) and is_anybody_at(str(endpoint)):
+            return (
+                f"somebody is at {endpoint}, and this host has not found the job's credentials {within} ({problem}): "
+                "share --run-dir among the hosts, or copy them here and give --credentials DIR"
+            )
+        return f"the coordinator at {endpoint} {'did not come back' if again else 'was not there'} {within} ({problem})"
 
     def _pause(self, seconds: float) -> None:
         if self._parts is not None:
