@@ -17,12 +17,20 @@ from pathlib import Path
 import pytest
 from tests.contracts.hosts import HELLO, Center, Host, center, hello
 
+from everstep.adapters import host_switchboard
 from everstep.adapters.clock import MonotonicClock
 from everstep.adapters.host_joining import Stranger, join
 from everstep.adapters.host_line import LineConfig
 from everstep.adapters.host_looks import ask_all, obey_looks
 from everstep.adapters.host_messages import frame_of
-from everstep.adapters.peer_line import address_of, connect, listen, load_credentials, make_credentials
+from everstep.adapters.peer_line import (
+    GREETING_WITHIN_S,
+    address_of,
+    connect,
+    listen,
+    load_credentials,
+    make_credentials,
+)
 from everstep.adapters.snapshot_request import Collect
 from everstep.domain.commands import FinishJob
 from everstep.domain.errors import ConfigError, ExitCode, WorldError
@@ -89,6 +97,38 @@ def test_a_stranger_without_the_secret_or_the_certificate_is_turned_away(made: C
     with pytest.raises(Stranger):
         join(made.address, replace(stranger, secret=right.secret), HELLO)
     made.join().end.close()  # and those who belong here are served as before
+
+
+def test_a_stranger_that_holds_many_connections_does_not_keep_hosts_out(
+    made: Center, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(host_switchboard, "_OF_ONE_ADDRESS_MAX", 2)
+    made.switchboard._greeting = threading.BoundedSemaphore(3)
+    host, port = made.address.rsplit(":", 1)
+    with contextlib.ExitStack() as held:
+        idle = [
+            held.enter_context(socket.create_connection((host, int(port)), source_address=("127.0.0.2", 0)))
+            for _ in range(4)
+        ]
+        for connection in idle[2:]:
+            connection.settimeout(GREETING_WITHIN_S / 2)
+            assert connection.recv(1) == b""  # turned away at once
+        made.join().end.close()
+
+
+def test_a_host_that_comes_when_no_thread_can_be_had_may_come_again(
+    made: Center, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Without(threading.Thread):
+        def start(self) -> None:
+            raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading, "Thread", Without)
+        with pytest.raises(WorldError) as caught:
+            made.join()
+    assert caught.value.retryable
+    made.join().end.close()
 
 
 @pytest.mark.parametrize("resets", [False, True])
@@ -199,7 +239,7 @@ def test_the_same_host_joins_again_after_a_loss_and_the_loss_is_told_first(made:
 
 def test_two_hosts_of_one_name_are_refused_until_the_first_has_left(made: Center) -> None:
     first = made.join()
-    with pytest.raises(WorldError, match="there is a host h1 already; give each its own --node-rank"):
+    with pytest.raises(WorldError, match=r"there is a host h1 already; each .* needs a hostname of its own"):
         made.join(instance="another")
     first.end.close()
     until(lambda: not made.switchboard._seats, "the seat to be free")

@@ -8,6 +8,7 @@ import logging
 import socket
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass, field
 
 from everstep.adapters.board import KEY_BYTES_MAX, VALUE_BYTES_MAX, LocalBoard
@@ -24,6 +25,7 @@ from everstep.domain.ids import HostId
 
 _log = logging.getLogger(__name__)
 _GREETED_AT_ONCE_MAX = 64
+_OF_ONE_ADDRESS_MAX = 32
 _JOINS_WITHIN_S = 10.0
 _TOLD_WITHIN_S = 5.0
 _PAUSE_S = 0.02
@@ -105,6 +107,7 @@ class HostSwitchboard:
         self._seats: dict[HostId, _Seat] = {}
         self._lock = threading.Lock()
         self._greeting = threading.BoundedSemaphore(_GREETED_AT_ONCE_MAX)
+        self._greeted: Counter[str] = Counter()
         self._over = threading.Event()
         self._end: FinishJob | None = None
         self._thread = threading.Thread(target=self._accept, name="everstep-hosts", daemon=True)
@@ -156,10 +159,20 @@ class HostSwitchboard:
                     return
                 time.sleep(_PAUSE_S)  # too many open files, or the stranger has left already
                 continue
+            if self._greeted[address] >= _OF_ONE_ADDRESS_MAX:
+                connection.close()  # others must get through, too; a host asks again
+                continue
             self._greeting.acquire()  # a greeting ends within seconds
-            threading.Thread(
-                target=self._greet, args=(connection, address), name="everstep-greeting", daemon=True
-            ).start()
+            with self._lock:
+                self._greeted[address] += 1
+            try:
+                threading.Thread(
+                    target=self._greet, args=(connection, address), name="everstep-greeting", daemon=True
+                ).start()
+            except RuntimeError as error:  # no more threads can be had just now
+                _log.warning("%s cannot be greeted (%s)", address, error)
+                connection.close()
+                self._greeting_is_over(address)
 
     def _greet(self, connection: socket.socket, address: str) -> None:
         try:
@@ -167,7 +180,14 @@ class HostSwitchboard:
         except (OSError, EvidenceError) as error:
             _log.info("%s was turned away: %s", address, error)
         finally:
-            self._greeting.release()
+            self._greeting_is_over(address)
+
+    def _greeting_is_over(self, address: str) -> None:
+        with self._lock:
+            self._greeted[address] -= 1
+            if not self._greeted[address]:
+                del self._greeted[address]
+        self._greeting.release()
 
     def _admit(self, line: Line) -> None:
         """Take a greeted host in, or tell it why not.
@@ -209,7 +229,8 @@ class HostSwitchboard:
             seat.line.join()
         with self._lock:
             if host in self._seats or host == self._terms.host:
-                return Refusal(reason=f"there is a host {host} already; give each its own --node-rank", final=False)
+                reason = f"there is a host {host} already; each machine or container needs a hostname of its own"
+                return Refusal(reason=reason, final=False)
             if len(self._seats) + 1 >= self._terms.host_count_max:
                 here = ", ".join(sorted((self._terms.host, *self._seats)))
                 return Refusal(reason=f"the job has all its hosts ({here})", final=False)
