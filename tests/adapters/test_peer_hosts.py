@@ -47,6 +47,7 @@ class Host:
             address="127.0.0.1",
             credentials=parent / "credentials",
         )
+        self.board = board
         self.peers = PeerHosts(config, board)
 
     @property
@@ -61,7 +62,7 @@ def prepare(hosts: dict[str, Host], attempt: int) -> dict[str, object]:
 
     def ask(name: str) -> None:
         try:
-            answers[name] = hosts[name].peers.prepare(start(attempt, tuple(hosts)))
+            answers[name] = hosts[name].peers.prepare(start(attempt, tuple(hosts)), lambda: False)
         except WorldError as error:
             answers[name] = error
 
@@ -123,10 +124,25 @@ def test_a_replicator_that_is_never_ready_leaves_all_without_memory(
 
 
 def test_a_host_that_waits_for_another_is_free_for_what_is_wanted_next(tmp_path: Path) -> None:
+    is_stopped = threading.Event()
     with pair(tmp_path) as hosts:
-        timer = threading.Timer(0.8, hosts["a"].peers.interrupt)
+        timer = threading.Timer(0.2, is_stopped.set)
         timer.start()
         began_s = time.monotonic()
         with pytest.raises(WorldError, match="called off"):
-            hosts["a"].peers.prepare(start(1))
+            hosts["a"].peers.prepare(start(1), is_stopped.is_set)
+        with pytest.raises(WorldError, match="called off"):  # told before it began to wait
+            hosts["a"].peers.prepare(start(1), is_stopped.is_set)
         assert time.monotonic() - began_s < 10
+
+
+def test_a_host_waits_no_more_when_another_tells_that_memory_cannot_be_used(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with pair(tmp_path) as hosts:
+        hosts["a"].board.post("peers/1/address/b", b'{"address":"127.0.0.1:1"}')
+        hosts["a"].board.post("peers/1/ready/b", b'{"problem":"its memory is full"}')
+        began_s = time.monotonic()
+        assert not hosts["a"].peers.prepare(start(1), lambda: False)
+        assert time.monotonic() - began_s < 10
+    assert caplog.records[-1].message.endswith("go to disk only: host b: its memory is full")

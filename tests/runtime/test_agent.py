@@ -1,7 +1,7 @@
 """The agent's loop over a simulated host: what it tells and in which order, and which orders it obeys."""
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -127,6 +127,16 @@ class World:
 
 def names(events: Sequence[Event]) -> list[str]:
     return [type(event).__name__ for event in events]
+
+
+class WaitingHost(SimHost):
+    """Its starts wait for another host, for ever."""
+
+    is_called_off: Callable[[], bool]
+
+    def start(self, command: StartWorkers) -> Started:
+        assert self.is_called_off(), "nothing else is wanted"
+        raise WorldError("called off", retryable=True)
 
 
 # --- telling
@@ -450,3 +460,12 @@ def test_the_loop_ends_when_it_is_told_to() -> None:
     Finishing.agents.append(world.agent)
     world.agent.run()
     assert names(world.switchboard.receive(0.0)) == ["HostJoined"]
+
+
+def test_a_start_that_waits_hears_of_an_order_behind_it_even_one_that_came_with_it() -> None:
+    world = World(host=WaitingHost)
+    assert isinstance(world.workers, WaitingHost)
+    world.workers.is_called_off = world.agent.is_called_off
+    assert not world.agent.is_called_off()
+    told = world.start().at_once(world.stop())
+    assert names(told) == ["StartFailed", "WorkersStopped"]

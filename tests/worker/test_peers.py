@@ -5,7 +5,8 @@ import dataclasses
 import random
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,8 @@ import pytest
 from tests.worker.peer_hosts import MB, TWO, Cluster, complete, save, steps, wait_for, write_shard
 
 from everstep.adapters import peer_line
-from everstep.adapters.memory_slots import SlotHeader
-from everstep.adapters.peer_files import PeerPin, PeerRoster, read_address, write_roster
+from everstep.adapters.memory_slots import RankSlots, SlotHeader, image_path, rest_path
+from everstep.adapters.peer_files import COPIES_NAME, ROSTER_NAME, PeerPin, PeerRoster, read_address, write_roster
 from everstep.adapters.peer_line import (
     Credentials,
     Line,
@@ -26,9 +27,16 @@ from everstep.adapters.peer_line import (
     load_credentials,
     make_credentials,
 )
+from everstep.adapters.peer_repairs import Repair, Repaired, answer_of, ask_repair, repairs_asked, withdraw_repair
 from everstep.domain.errors import EvidenceError
-from everstep.worker.peers.service import Offer, Request, fetch
-from everstep.worker.peers.shard_store import ShardStore, version_of
+from everstep.policy.checkpoints import committed_steps
+from everstep.policy.replication import HostReport, Word
+from everstep.worker.peers.board import Board
+from everstep.worker.peers.mover import Mover, Stores
+from everstep.worker.peers.service import News, Offer, Request, fetch
+from everstep.worker.peers.shard_store import PIECE_BYTES, ShardStore, version_of
+from everstep.worker.restoring import mending
+from everstep.worker.restoring.mending import Mending
 
 
 def test_each_host_holds_the_others_newest_step_and_a_replaced_one_gets_its_own_back(tmp_path: Path) -> None:
@@ -61,6 +69,7 @@ class LyingPeer:
 
     def _serve(self) -> None:
         connection, _ = self._listener.accept()
+        self._listener.close()  # whoever tries again is turned away at once
         with contextlib.suppress(OSError, EvidenceError), answer(connection, self._credentials) as line:
             line.receive()
             self._lie(line, self._header)
@@ -68,7 +77,6 @@ class LyingPeer:
     def close(self) -> None:
         self._thread.join(10)
         assert not self._thread.is_alive()
-        self._listener.close()
 
 
 def offer(line: Line, header: SlotHeader, **changed: Any) -> None:
@@ -147,3 +155,188 @@ def test_ranks_keep_the_step_that_the_replicator_of_their_host_reads(lab: Any, t
     PeerPin(memory).write(4)
     lab.train("first", kind="alone", world=1, until=12, memory=str(memory), die_at=10, code=-9, pause_s=0.01)
     assert {4, 9} <= {version.step for version in complete(memory, 0)}
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Host a of a job, as its mover sees it; nothing moves before `mover.start`."""
+
+    memory: Path
+    board: Board
+    stores: Stores
+    mover: Mover
+
+    def tell(self, *copies_of: int) -> None:
+        """Host a says that it holds copies of these ranks."""
+        held = tuple(item for rank in copies_of for item in self.stores.copies.held(rank))
+        self.board.tell(HostReport(host="a", generation=1, copies=held), (), None)
+
+    def ask(self, serial: int, shard: int) -> Repair:
+        """A rank wants slot 0 again."""
+        version = version_of(ShardStore(self.memory).header(shard, 0))
+        repair = Repair(serial=serial, shard=shard, slot=0, version=version)
+        ask_repair(self.memory, repair)
+        return repair
+
+    def answer(self, serial: int) -> Repaired:
+        wait_for(lambda: answer_of(self.memory, serial), "an answer", within_s=5)
+        found = answer_of(self.memory, serial)
+        assert found is not None
+        return found
+
+
+@contextlib.contextmanager
+def host_a(folder: Path, ranks: Mapping[str, tuple[int, ...]], b: str = "127.0.0.1:1") -> Iterator[Moved]:
+    memory = folder / "memory"
+    memory.mkdir()
+    if not (folder / "credentials").exists():
+        make_credentials(folder / "credentials")
+    addresses = {"a": "127.0.0.1:1", "b": b}
+    roster = PeerRoster(generation=1, host="a", addresses=addresses, ranks=ranks, keepers={"b": "a"})
+    write_roster(memory, roster)
+    board = Board()
+    board.follow(roster, load_credentials(folder / "credentials", encrypted=True))
+    stores = Stores(slots=ShardStore(memory), copies=ShardStore(memory / COPIES_NAME), pin=PeerPin(memory))
+    mover = Mover(board, stores)
+    try:
+        yield Moved(memory, board, stores, mover)
+    finally:
+        mover.close(within_s=10)
+
+
+def hold(board: Board, store: ShardStore, shard: int) -> None:
+    """Host b says that it holds what lies in a store."""
+    report = HostReport(host="b", generation=1, copies=tuple(store.held(shard)))
+    board.hear("b", News(serial=1, report=report))
+
+
+@pytest.mark.parametrize("meanwhile", ["nothing", "the rank goes on without it", "the slot is used again"])
+def test_a_repair_that_comes_too_late_never_replaces_a_slot_that_ranks_have_mapped(
+    meanwhile: str, tmp_path: Path
+) -> None:
+    arrived, released = threading.Event(), threading.Event()
+
+    def slow(line: Line, header: SlotHeader) -> None:
+        offer(line, header)
+        line.send_bytes(memoryview(image_path(other.folder, 0, 0).read_bytes()))
+        arrived.set()
+        released.wait(10)
+        line.send_bytes(memoryview(rest_path(other.folder, 0, 0).read_bytes()))
+
+    make_credentials(tmp_path / "credentials")
+    other = ShardStore(tmp_path / "other")
+    write_shard(other.folder, 0, 0, 7, b"good" * 1000, of=4)
+    peer = LyingPeer(load_credentials(tmp_path / "credentials", encrypted=True), slow, other.header(0, 0))
+    with host_a(tmp_path, TWO, peer.address) as host:
+        write_shard(host.memory, 0, 0, 7, b"good" * 1000, of=4)
+        hold(host.board, other, 0)
+        path = image_path(host.memory, 0, 0)
+        with path.open("rb"):  # as the rank that maps it, so that its number is not given to another file
+            before = path.stat().st_ino
+            repair = host.ask(1, 0)
+            host.mover.start()
+            assert arrived.wait(10)
+            if meanwhile == "the rank goes on without it":
+                assert withdraw_repair(host.memory, repair.serial)
+            elif meanwhile == "the slot is used again":
+                host.stores.slots.write_header(0, 0, SlotHeader(layout="a" * 32))
+            released.set()
+            answer = host.answer(1)
+            assert (answer.source == "b") == (path.stat().st_ino != before) == (meanwhile == "nothing")
+        assert not list(host.memory.glob("rank*.new"))
+    peer.close()
+
+
+def test_a_rank_that_has_waited_long_enough_withdraws_what_it_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mending, "_ANSWERED_WITHIN_S", 0.0)
+    (tmp_path / ROSTER_NAME).touch()
+    write_shard(tmp_path, 0, 0, 7, b"bad", of=4)
+    seen = []
+    asking = Mending(tmp_path, lambda: seen.extend(repairs_asked(tmp_path)))
+    assert not asking.mend(0, 0, ShardStore(tmp_path).header(0, 0), "damaged")
+    assert repairs_asked(tmp_path) == []
+    monkeypatch.setattr(mending, "_ANSWERED_WITHIN_S", 60.0)
+
+    def end() -> None:
+        assert repairs_asked(tmp_path)
+        raise SystemExit
+
+    with pytest.raises(SystemExit):
+        Mending(tmp_path, end).mend(0, 0, ShardStore(tmp_path).header(0, 0), "damaged")
+    assert repairs_asked(tmp_path) == []
+
+
+def test_a_repair_that_cannot_be_is_answered_and_keeps_nothing_else_waiting(tmp_path: Path) -> None:
+    with host_a(tmp_path, TWO) as host:
+        for rank in (0, 1):
+            write_shard(host.memory, rank, 0, 7, b"good" * 1000, of=4)
+            write_shard(host.memory / COPIES_NAME, rank, 0, 7, b"good" * 1000, of=4)
+        host.tell(0, 1)
+        host.board.hear("c", News(serial=1, report=HostReport(host="c", generation=1)))
+        assert host.board.reports().keys() == {"a"}  # a host that left the job, and whose watch is still closing
+        for rank in (0, 1):
+            host.ask(rank, rank)
+        headers = host.memory / "rank-00000.headers"
+        headers.unlink()
+        headers.mkdir()  # nobody can map it
+        host.mover.start()
+        assert "shared memory" in host.answer(0).problem
+        assert host.answer(1).source == "a"
+        assert repairs_asked(host.memory) == []
+
+
+def test_a_repair_goes_before_a_copy_that_is_under_way(tmp_path: Path) -> None:
+    arrived, released = threading.Event(), threading.Event()
+
+    def slow(line: Line, header: SlotHeader) -> None:
+        offer(line, header)
+        line.send_bytes(memoryview(bytes(PIECE_BYTES)))
+        arrived.set()
+        released.wait(10)
+        line.send_bytes(memoryview(bytes(PIECE_BYTES)))
+        line.receive()  # until the other end closes it
+
+    make_credentials(tmp_path / "credentials")
+    other = ShardStore(tmp_path / "other")
+    write_shard(other.folder, 2, 0, 9, bytes(3 * PIECE_BYTES), of=4)
+    peer = LyingPeer(load_credentials(tmp_path / "credentials", encrypted=True), slow, other.header(2, 0))
+    with host_a(tmp_path, TWO, peer.address) as host:
+        for rank in (0, 1):
+            write_shard(host.memory, rank, 0, 9, b"good" * 1000, of=4)
+            write_shard(host.memory / COPIES_NAME, rank, 0, 9, b"good" * 1000, of=4)
+        host.tell(0, 1)
+        hold(host.board, other, 2)
+        host.board.lead(Word(generation=1, wanted=version_of(other.header(2, 0))))
+        host.mover.start()
+        assert arrived.wait(10)
+        host.ask(1, 0)
+        released.set()
+        assert host.answer(1).source == "a"
+        assert complete(host.memory / COPIES_NAME, 2) == []
+    peer.close()
+
+
+def test_a_layout_that_no_rank_can_read_any_more_comes_with_the_copy_of_a_slot(lab: Any, tmp_path: Path) -> None:
+    with host_a(tmp_path, {"a": (0, 1)}) as host:
+        spec = {"kind": "fsdp", "world": 2, "until": 14, "memory": str(host.memory), "pause_s": 0.01}
+        lab.train("first", **spec, die_at=10, code=-9)
+        headers = [RankSlots(host.memory, rank) for rank in (0, 1)]
+        step = committed_steps([found.slots() for found in headers])[0]
+        slots = [found.find(step) for found in headers]
+        assert slots[0] is not None
+        wanted = version_of(headers[0].read(slots[0]))
+        host.board.lead(Word(generation=1, wanted=wanted))
+        host.mover.start()
+        wait_for(lambda: all(complete(host.memory / COPIES_NAME, rank) == [wanted] for rank in (0, 1)), "copies")
+        host.tell(0, 1)
+        for rank, slot in enumerate(slots):
+            assert slot is not None
+            path = image_path(host.memory, rank, slot)
+            with path.open("r+b") as file:
+                file.seek(-64, 2)
+                file.write(bytes(64))
+        lab.train("second", **spec)
+        assert lab.restored_step("second") == step
+        assert "its layout is gone or was changed); brought again from host a" in lab.errors("second")

@@ -5,7 +5,7 @@ import os
 import shutil
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -98,6 +98,8 @@ class LocalWorkers:
         self._mirror = parts.mirror
         self._board = parts.board
         self._peers = parts.peers
+        self.is_called_off: Callable[[], bool] = lambda: False
+        """Asked by a `start` that waits for other hosts: whether something else is wanted of this one meanwhile."""
         self._has_memory = parts.saver is not None
         self._waiting = WaitingForks(parts.standby, parts.saver.path) if parts.standby and parts.saver else None
         self._attempt = 0
@@ -119,7 +121,7 @@ class LocalWorkers:
         folder.mkdir(mode=0o700, exist_ok=True)
         self._meeting = self._meet(int(command.attempt), is_first=group_rank == 0)
         if self._peers is not None:
-            self._has_memory = self._peers.prepare(command)
+            self._has_memory = self._peers.prepare(command, self.is_called_off)
         outputs = self._logs.open(attempt=command.attempt, ranks=ranks)
         started_ns = time.monotonic_ns()
         try:
@@ -163,10 +165,8 @@ class LocalWorkers:
         self._logs.copy_to_console()
 
     def wake(self) -> None:
-        """End a `wait` in another thread, and a `start` that waits for other hosts."""
+        """End a `wait` in another thread."""
         self._watch.wake()
-        if self._peers is not None:
-            self._peers.interrupt()
 
     def exits(self) -> Sequence[Exit]:
         """See `ports.Workers`. The store's end is told by `store_loss`."""

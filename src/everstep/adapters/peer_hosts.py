@@ -4,6 +4,7 @@ Every host tells its replicator's address, and all take the same decision: memor
 replicator says that it is ready, else by none, and checkpoints go to disk. It knows no bytes and no ranks' state.
 """
 
+import contextlib
 import logging
 import shutil
 import time
@@ -24,6 +25,7 @@ from everstep.adapters.peer_files import (
     read_readiness,
     write_roster,
 )
+from everstep.adapters.peer_repairs import forget_repairs
 from everstep.adapters.piped_process import PipedProcess
 from everstep.domain.commands import StartWorkers
 from everstep.domain.errors import WorldError
@@ -79,7 +81,6 @@ class PeerHosts:
         self._board = board
         self._process: PipedProcess | None = None
         self._told = ""
-        self._interrupted_s = 0.0
         if config.folder is not None:
             (config.folder / ADDRESS_NAME).unlink(missing_ok=True)  # an earlier start's
             arguments = [str(config.folder), f"{_bracketed(config.address)}:0"]
@@ -91,14 +92,13 @@ class PeerHosts:
         if self._process is not None:
             self._process.ensure()
 
-    def interrupt(self) -> None:
-        """Something else is wanted of this host: end a `prepare` in another thread."""
-        self._interrupted_s = time.monotonic()
-
-    def prepare(self, command: StartWorkers) -> bool:
+    def prepare(self, command: StartWorkers, is_called_off: Callable[[], bool]) -> bool:
         """Bring every host to the newest step that exists whole; whether the ranks of this attempt have memory.
 
         The same answer on every host of the attempt.
+
+        Args:
+            is_called_off: whether something else is wanted of this host meanwhile.
 
         Raises:
             WorldError: another host does not say anything, or something else is wanted meanwhile.
@@ -106,12 +106,16 @@ class PeerHosts:
         if len(command.shares) == 1:
             self._forget_roster()
             return self._config.folder is not None
-        check = self._check_interrupted()
+
+        def check() -> None:
+            if is_called_off():
+                raise WorldError("the start was called off while it waited for other hosts", retryable=True)
+
         offers = self._exchange(_ADDRESS, command, self._offer(), check)
         problems = {host: offer.problem for host, offer in offers.items() if offer.problem}
         if not problems:
             self._write_roster(command, offers)
-            told = self._exchange(_READY, command, self._await_ready(int(command.attempt), check), check)
+            told = self._exchange(_READY, command, self._await_ready(command, check), check)
             problems = {host: offer.problem for host, offer in told.items() if offer.problem}
         if problems:
             self._forget_roster()
@@ -127,19 +131,16 @@ class PeerHosts:
         self, what: str, command: StartWorkers, mine: _Offer, check: Callable[[], None]
     ) -> dict[HostId, _Offer]:
         """Tell the other hosts of the attempt, and hear what they have to tell."""
-
-        def key(host: HostId) -> str:
-            return f"peers/{command.attempt}/{what}/{host}"
-
-        self._board.post(key(self._config.host), msgspec.json.encode(mine))
-        ends_s = time.monotonic() + _HEARD_WITHIN_S + (_READY_WITHIN_S if what == _READY else 0.0)
+        self._board.post(_key(command, what, self._config.host), msgspec.json.encode(mine))
+        may_take_long = what == _READY and not mine.problem  # else the others wait no more, as soon as they hear of it
+        ends_s = time.monotonic() + _HEARD_WITHIN_S + (_READY_WITHIN_S if may_take_long else 0.0)
         offers = {self._config.host: mine}
         for share in command.shares:
             while share.host not in offers:
                 check()
                 asked_s = time.monotonic()
                 try:
-                    content = self._board.read(key(share.host), within_s=_SLICE_S)
+                    content = self._board.read(_key(command, what, share.host), within_s=_SLICE_S)
                 except WorldError:
                     if not asked_s + _SLICE_S / 2 < time.monotonic() < ends_s:
                         raise  # late, or the board itself is away
@@ -172,21 +173,27 @@ class PeerHosts:
             keepers=place(hosts).keepers,
             restoring=True,
         )
+        forget_repairs(self._config.folder)
         write_roster(self._config.folder, roster)
 
-    def _await_ready(self, attempt: int, check: Callable[[], None]) -> _Offer:
+    def _await_ready(self, command: StartWorkers, check: Callable[[], None]) -> _Offer:
+        """Until this host has all that it is to have, or some host has told that memory cannot be used."""
         assert self._config.folder is not None
         try:
             progress = PeerProgress(self._config.folder)
         except WorldError as problem:
             return _Offer(problem=str(problem))
         began_s = time.monotonic()
-        tell_s = began_s + _TELL_AFTER_S
+        tell_s, hear_s = began_s + _TELL_AFTER_S, began_s + _SLICE_S
         moved, moved_s = -1, began_s
-        while (ready := self._readiness()) is None or ready.generation != attempt:
+        while (ready := self._readiness()) is None or ready.generation != int(command.attempt):
             self.ensure()
             check()
             now_s = time.monotonic()
+            if now_s > hear_s:
+                hear_s = now_s + _SLICE_S
+                if self._has_heard_problem(command):
+                    break
             if (found := progress.read()) != moved:
                 moved, moved_s = found, now_s
             if now_s - moved_s > _STILL_S or now_s - began_s > _READY_WITHIN_S:
@@ -196,6 +203,14 @@ class PeerHosts:
                 _log.warning("waiting for copies from other hosts for %.0f s", now_s - began_s)
             time.sleep(_LOOK_S)
         return _Offer()
+
+    def _has_heard_problem(self, command: StartWorkers) -> bool:
+        for share in command.shares:
+            with contextlib.suppress(WorldError):  # it has not told yet
+                content = self._board.read(_key(command, _READY, share.host), within_s=0.0)
+                if msgspec.json.decode(content, type=_Offer).problem:
+                    return True
+        return False
 
     def _readiness(self) -> Readiness | None:
         assert self._config.folder is not None
@@ -207,23 +222,18 @@ class PeerHosts:
     def _forget_roster(self) -> None:
         """Ranks that find no roster take all of memory for their own."""
         if self._config.folder is not None:
+            forget_repairs(self._config.folder)
             (self._config.folder / ROSTER_NAME).unlink(missing_ok=True)
-
-    def _check_interrupted(self) -> Callable[[], None]:
-        """Raises once something was wanted later than now; the order that began this is just being told, too."""
-        since_s = time.monotonic() + _SLICE_S
-
-        def check() -> None:
-            if self._interrupted_s > since_s:
-                raise WorldError("the start was called off while it waited for other hosts", retryable=True)
-
-        return check
 
     def _tell(self, problem: str) -> None:
         """Once for each."""
         if problem != self._told:
             self._told = problem
             _log.warning("checkpoints are not kept in memory and go to disk only: %s", problem)
+
+
+def _key(command: StartWorkers, what: str, host: HostId) -> str:
+    return f"peers/{command.attempt}/{what}/{host}"
 
 
 def _take_credentials(config: PeerConfig) -> str:

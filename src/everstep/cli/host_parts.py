@@ -136,7 +136,9 @@ def make_agent(plan: RunPlan, seat: Seat, parts: HostParts, channel: AgentChanne
         stall=plan.stall,
     )
     ports = AgentPorts(workers=parts.workers, pages=parts.pages, evidence=parts.evidence, channel=channel, clock=clock)
-    return Agent(config, ports)
+    agent = Agent(config, ports)
+    parts.workers.is_called_off = agent.is_called_off
+    return agent
 
 
 def _report_s(plan: RunPlan) -> float:

@@ -4,6 +4,7 @@ It decides nothing but when a silence is worth an inquiry (`policy.stall`), and 
 """
 
 import traceback
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
@@ -90,6 +91,7 @@ class Agent:
         self._due_s = float("inf")
         self._suspicious = False
         self._store_told = False
+        self._orders: deque[HostCommand] = deque()
         self._faults: list[PlannedFault] = []
         self._progress = HostProgress(())
         self._views: dict[Rank, PageView] = {}
@@ -119,6 +121,11 @@ class Agent:
             reason = "".join(traceback.format_exception(error)) if defect else str(error)
             self._channel.send(HostLost(at_s=self._clock.now_s(), host=self._config.host, reason=reason, defect=defect))
 
+    def is_called_off(self) -> bool:
+        """Whether something else is wanted of this host than what it does now; what takes long asks this, in `run`."""
+        self._orders.extend(self._channel.receive())
+        return self._over or bool(self._orders)
+
     def report_for_duty(self) -> None:
         config = self._config
         self._channel.send(
@@ -134,8 +141,9 @@ class Agent:
     def turn(self) -> None:
         """Obey, look, tell."""
         self._may_take()
-        for command in self._channel.receive():
-            self._obey(command)
+        self._orders.extend(self._channel.receive())
+        while self._orders:
+            self._obey(self._orders.popleft())
             self._may_take()
         if self._running:
             self._read_pages()

@@ -90,11 +90,11 @@ class Board:
     def hear(self, host: str, news: News | None) -> None:
         """What another host says; None when it does not answer."""
         with self._changed:
-            if news is None:
+            if news is None or self._roster is None or host not in self._roster.ranks:  # a watch that is being closed
                 self._others.pop(host, None)
                 return
             self._others[host] = news.report
-            if news.word is not None and self._roster is not None and members_of(self._roster).leader == host:
+            if news.word is not None and members_of(self._roster).leader == host:
                 self._word = news.word
             self._changed.notify_all()
 

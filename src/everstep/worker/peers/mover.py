@@ -13,7 +13,7 @@ from functools import partial
 from everstep.adapters.memory_slots import SlotHeader
 from everstep.adapters.peer_files import PeerPin, PeerRoster
 from everstep.adapters.peer_line import Credentials
-from everstep.adapters.peer_repairs import Repair, Repaired, answer_repair, repairs_asked
+from everstep.adapters.peer_repairs import Repair, Repaired, answer_repair, is_asked, repairs_asked, take_repair
 from everstep.domain.errors import EvidenceError, WorldError
 from everstep.policy.replication import Fetch, Plan, Version, Word, slot_for_copy
 from everstep.worker.peers.board import Board, members_of
@@ -75,8 +75,8 @@ class Mover:
         """One piece of work; False when there is none."""
         access, word = self._board.access(), self._board.word
         if access is not None and (asked := repairs_asked(self._stores.slots.folder)):
-            for rank, repair in asked:
-                answer_repair(self._stores.slots.folder, rank, self._repair(*access, repair))
+            for repair in asked:
+                self._answer(*access, repair)
             return True
         if access is None or word is None or word.generation != access[0].generation:
             return False
@@ -142,8 +142,11 @@ class Mover:
         return False
 
     def _is_wanted(self, version: Version) -> bool:
+        """Not while a rank waits for a repair, which has no limit of speed: the copy begins anew after it."""
         word = self._board.word
-        return not self._is_closing.is_set() and word is not None and word.wanted == version
+        if self._is_closing.is_set() or word is None or word.wanted != version:
+            return False
+        return not repairs_asked(self._stores.slots.folder)
 
     def _note_failure(self, problem: Exception) -> None:
         """Try again, and after some tries tell the leader, so that all go on to a newer version."""
@@ -179,7 +182,7 @@ class Mover:
                 try:
                     self._bring(roster, credentials, item, plan.version)
                     break
-                except (OSError, EvidenceError) as problem:
+                except (OSError, EvidenceError, WorldError) as problem:
                     if self._board.roster != roster or self._is_closing.wait(_RETRY_S):
                         return
                     if attempt == _TRIES_MAX - 1:
@@ -226,6 +229,14 @@ class Mover:
 
     # When a rank has found a slot damaged.
 
+    def _answer(self, roster: PeerRoster, credentials: Credentials, repair: Repair) -> None:
+        """Whatever happens, the request goes: it comes before all other work, and must not come again and again."""
+        answer = Repaired(serial=repair.serial, problem="the replicator has a defect")
+        try:
+            answer = self._repair(roster, credentials, repair)
+        finally:
+            answer_repair(self._stores.slots.folder, answer)
+
     def _repair(self, roster: PeerRoster, credentials: Credentials, repair: Repair) -> Repaired:
         """The same bytes again, from this host's own copy or from whoever tells that it has them."""
         reports, problem = self._board.reports(), f"no host holds a copy of step {repair.version.step}"
@@ -233,19 +244,25 @@ class Mover:
             host
             for host, report in sorted(reports.items(), key=lambda found: (found[0] != roster.host, found[0]))
             for item in (*report.copies, *(report.slots if host != roster.host else ()))
-            if (item.shard, item.version) == (repair.shard, repair.version)
+            if (item.shard, item.version) == (repair.shard, repair.version) and host in roster.addresses
         ]
         for source in dict.fromkeys(holders):
+            if not is_asked(self._stores.slots.folder, repair.serial):
+                break
             try:
                 self._bring_again(roster, credentials, repair, source)
-            except (OSError, EvidenceError) as error:
+            except (OSError, EvidenceError, WorldError) as error:
                 problem = f"host {source}: {error}"
                 continue
             return Repaired(serial=repair.serial, source=source)
         return Repaired(serial=repair.serial, problem=problem)
 
     def _bring_again(self, roster: PeerRoster, credentials: Credentials, repair: Repair, source: str) -> None:
-        """The files alone: the header is right, and others look at it."""
+        """The files alone: the header is right, and others look at it.
+
+        A request that comes to nothing in time is withdrawn, and the ranks train on with the slot as they mapped it, so
+        files that come later are dropped: a save to the slot would go to the old ones.
+        """
         slots = self._stores.slots
         wanted = slots.header(repair.shard, repair.slot)
         if version_of(wanted) != repair.version:
@@ -254,7 +271,16 @@ class Mover:
         def take(header: SlotHeader, fill: Fill) -> None:
             if (header.image_seal, header.rest_seal) != (wanted.image_seal, wanted.rest_seal):
                 raise EvidenceError("its copy is another one")
-            slots.take_files(repair.shard, repair.slot, header, fill)
+            slots.take_files(repair.shard, repair.slot, header, fill, confirm=confirm)
+
+        def confirm() -> None:
+            if slots.header(repair.shard, repair.slot) != wanted:
+                raise EvidenceError(f"rank {repair.shard} does not hold step {repair.version.step} any more")
+            if not take_repair(slots.folder, repair.serial):
+                raise InterruptedError("not wanted any more")
+
+        def go_on() -> bool:
+            return not self._is_closing.is_set() and is_asked(slots.folder, repair.serial)
 
         if source == roster.host:
             found = self._stores.copies.find(repair.shard, repair.version)
@@ -263,7 +289,7 @@ class Mover:
             _copy(self._stores.copies, repair.shard, found, take)
             return
         request = Request(shard=repair.shard, version=repair.version, urgent=True)
-        if not fetch(roster.addresses[source], credentials, request, take, lambda: not self._is_closing.is_set()):
+        if not fetch(roster.addresses[source], credentials, request, take, go_on):
             raise EvidenceError("its copy is gone")
 
 

@@ -140,8 +140,23 @@ class ShardStore:
         self.take_files(shard, slot, header, fill, in_place=in_place)
         headers.write(slot, replace(header, state=SlotState.COMPLETE))
 
-    def take_files(self, shard: int, slot: int, header: SlotHeader, fill: Fill, *, in_place: bool = False) -> None:
-        """The files alone, for another host's slot, whose header is not this host's to write. Errors as for `take`."""
+    def take_files(
+        self,
+        shard: int,
+        slot: int,
+        header: SlotHeader,
+        fill: Fill,
+        *,
+        in_place: bool = False,
+        confirm: Callable[[], None] = lambda: None,
+    ) -> None:
+        """The files alone, for a slot whose header is not this host's to write, or is right already.
+
+        Args:
+            confirm: called when fresh files are proven, before they come in place; raises where they must not.
+
+        Raises: as for `take`, or whatever `confirm` raises.
+        """
         files = self._files(shard, slot, header)
         targets = files if in_place else [(path.with_name(f"{path.name}.new"), size) for path, size in files]
         seals: tuple[_Seal, ...] = (_SealOf(header.image_seal), _CrcOf(header.rest_seal))
@@ -152,6 +167,7 @@ class ShardStore:
                 self._fill(path, size, fill, seal)
                 if not seal.is_right():
                     raise EvidenceError(f"shard {shard} of step {header.step} arrived changed")
+            confirm()
             on_failure.pop_all()
         for (fresh, _), (path, _) in zip(targets, files, strict=True):
             fresh.rename(path)

@@ -8,11 +8,13 @@ from pathlib import Path
 
 from everstep.adapters.memory_slots import SlotHeader
 from everstep.adapters.peer_files import ROSTER_NAME
-from everstep.adapters.peer_repairs import Repair, answer_of, ask_repair
+from everstep.adapters.peer_repairs import Repair, Repaired, answer_of, ask_repair, is_open, withdraw_repair
 from everstep.policy.replication import Version
 
 _log = logging.getLogger(__name__)
 _ANSWERED_WITHIN_S = 120.0
+_TAKEN_WITHIN_S = 5.0
+"""Once the files are there, all that is left is to rename them."""
 _LOOK_S = 0.02
 
 
@@ -24,9 +26,8 @@ class Mending:
         beat: called while the answer is awaited.
     """
 
-    def __init__(self, memory: Path | None, rank: int, beat: Callable[[], None]) -> None:
+    def __init__(self, memory: Path | None, beat: Callable[[], None]) -> None:
         self._memory = memory if memory is not None and (memory / ROSTER_NAME).exists() else None
-        self._rank = rank
         self._beat = beat
         self._asked: set[tuple[int, int]] = set()
 
@@ -39,17 +40,29 @@ class Mending:
         repair = Repair(serial=secrets.randbits(63), shard=shard, slot=slot, version=version)
         began_s = time.monotonic()
         try:
-            ask_repair(self._memory, self._rank, repair)
+            ask_repair(self._memory, repair)
         except OSError:
             return False
-        while (answer := answer_of(self._memory, self._rank, repair.serial)) is None:
-            if time.monotonic() - began_s > _ANSWERED_WITHIN_S:
-                return False
-            self._beat()
-            time.sleep(_LOOK_S)
+        try:
+            answer = self._await_answer(self._memory, repair.serial)
+        finally:
+            withdraw_repair(self._memory, repair.serial)  # also where something ends this rank meanwhile
+        if answer is None:
+            return False
         if answer.problem:
             _log.warning("everstep: %s, and there is no copy to be had: %s", reason, answer.problem)
             return False
         took_s = time.monotonic() - began_s
         _log.warning("everstep: %s; brought again from host %s in %.2f s", reason, answer.source, took_s)
         return True
+
+    def _await_answer(self, memory: Path, serial: int) -> Repaired | None:
+        """None when there is none in time; the request is withdrawn then, since this rank goes on and maps the slot."""
+        ends_s = time.monotonic() + _ANSWERED_WITHIN_S
+        while is_open(memory, serial):
+            late_s = time.monotonic() - ends_s
+            if late_s > 0 and (withdraw_repair(memory, serial) or late_s > _TAKEN_WITHIN_S):
+                return None
+            self._beat()
+            time.sleep(_LOOK_S)
+        return answer_of(memory, serial)

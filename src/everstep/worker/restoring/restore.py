@@ -113,7 +113,7 @@ class Restoring:
         self._damaged: dict[Holding, str] = {}
         self._passed_over: set[int] = set()
         self._storage = StorageListing(directory, observer, attempt)
-        self._mending = Mending(memory, ranks.rank, observer.beat)
+        self._mending = Mending(memory, observer.beat)
 
     def run(self) -> Restored | None:
         """Put the newest checkpoint that every rank could verify into the attached objects; None when there is none.
@@ -214,7 +214,9 @@ class Restoring:
             reading = Reading(self._state, manifest, self._ranks, self._observer.beat)
             problems = self._read(reading, manifest, tiers)
             reading.has_begun = has_begun = reading.has_begun or has_begun
-            if len(problems) != 1 or problems[0].tier is not Tier.MEMORY or not self._mend(manifest, problems[0]):
+            # A layout that is nowhere to be had is every shard's problem; a copy of this rank's own slot has it.
+            own = [p for p in problems if p.tier is Tier.MEMORY and (len(problems) == 1 or p.shard == self._ranks.rank)]
+            if not own or not self._mend(manifest, own[0]):
                 return reading, problems
 
     def _mend(self, manifest: Manifest, problem: _Problem) -> bool:
