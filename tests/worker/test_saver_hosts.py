@@ -1,10 +1,11 @@
 """The savers of several hosts make one checkpoint: complete or not there, whoever is killed and whenever."""
 
+import errno
 import os
 import random
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,14 +14,17 @@ from tests.worker.peer_hosts import LAYOUT, MB, TWO, Cluster, SaverOfHost, wait_
 
 from everstep.adapters.leader_page import LeaderPage, LeaderWord, Stage
 from everstep.adapters.memory_folder import WANTED_NAME
+from everstep.adapters.memory_slots import RankSlots, SlotHeader, image_path, rest_path
 from everstep.adapters.peer_files import PeerRoster, write_roster
 from everstep.adapters.saver_process import KEPT_NAME
 from everstep.domain.errors import EvidenceError
 from everstep.worker.format import layout as layouts
 from everstep.worker.format import manifest as manifests
+from everstep.worker.format.publishing import publish
 from everstep.worker.saving import among_hosts, saver
-from everstep.worker.saving.among_hosts import Leading, roster_of, try_name
+from everstep.worker.saving.among_hosts import Leading, roster_of, size_of, try_name
 from everstep.worker.saving.saver_order import SaverOrder, order_saver
+from everstep.worker.saving.slot_writing import Overtaken, SlotFiles
 
 
 class Job:
@@ -237,3 +241,214 @@ def test_after_being_overtaken_the_leader_announces_steps_ahead_and_takes_the_ne
     assert leading.choose([20], stride=2) is None
     time.sleep(0.01)
     assert leading.choose([20], stride=2) == 20
+
+
+def test_a_file_that_another_host_renames_while_sizes_are_added_up_counts_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tensors").write_bytes(b"1234")
+    fresh = tmp_path / "part-00002.json.new"
+    fresh.touch()
+    listed = list(os.scandir(tmp_path))
+    fresh.rename(tmp_path / "part-00002.json")
+    monkeypatch.setattr(os, "scandir", lambda _: nullcontext(listed))
+    assert size_of(tmp_path) == 1 + 4
+
+
+@pytest.mark.parametrize(("failures", "on_disk"), [(1, [9]), (99, [7])])
+def test_at_the_end_a_newest_step_that_fails_is_tried_again_and_an_older_one_does_not_let_it_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int, on_disk: list[int]
+) -> None:
+    folder = alone(tmp_path, monkeypatch)
+    for rank in range(4):
+        write_slot(folder, rank, 1, 9, of=4)
+    left = [OSError(errno.EIO, "Input/output error")] * failures
+
+    def failing(temporary: Path, target: Path) -> None:
+        if target.name.endswith("9") and left:
+            raise left.pop()
+        publish(temporary, target)
+
+    monkeypatch.setattr(saver, "publish", failing)
+    monkeypatch.setattr(saver, "_AGAIN_AFTER_S", 0.0)
+    monkeypatch.setattr(Leading, "gather", lambda *_: [])
+    leader = saver.Saver(folder)
+    leader.flush()
+    assert manifests.all_steps(tmp_path / "disk")[:1] == on_disk
+    assert leader.keeps_folder == (on_disk != [9])
+
+
+class Clock:
+    """The saver's time; whoever sleeps gives the turn to the leader of another host."""
+
+    def __init__(self, each: Callable[[float], None]) -> None:
+        self._now_s, self._each = 1000.0, each
+
+    def monotonic(self) -> float:
+        return self._now_s
+
+    def monotonic_ns(self) -> int:
+        return int(self._now_s * 1e9)
+
+    def sleep(self, _: float) -> None:
+        self._now_s += 1.0
+        self._each(self._now_s - 1000.0)
+
+    def waited_s(self) -> float:
+        return self._now_s - 1000.0
+
+
+def following(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of the host that does not lead."""
+    folder = alone(tmp_path, monkeypatch)
+    addresses = {"a": "127.0.0.1:1", "b": "127.0.0.1:2"}
+    write_roster(folder, PeerRoster(generation=1, host="b", addresses=addresses, ranks=TWO))
+    return folder
+
+
+def announced(tmp_path: Path, **changes: object) -> tuple[LeaderWord, Path]:
+    """A try of step 7, and its folder."""
+    word = LeaderWord(serial=5, step=7, attempt=1, layout=layouts.digest_of(LAYOUT), order=1)
+    temporary = tmp_path / "disk" / f"{saver.TEMPORARY}{try_name(word)}"
+    temporary.mkdir(parents=True)
+    return replace(word, **changes), temporary
+
+
+@pytest.mark.parametrize("stage", [Stage.WORKING, Stage.LAST])
+def test_a_host_whose_run_is_over_stays_as_long_as_anybody_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: Stage
+) -> None:
+    folder = following(tmp_path, monkeypatch)
+    word, temporary = announced(tmp_path, stage=stage)
+    page = LeaderPage(folder)
+    page.write(word)
+
+    def lead(waited_s: float) -> None:
+        if waited_s >= 300:
+            page.write(replace(word, step=0, durable=7, stage=Stage.DONE))
+        elif waited_s % 40 == 0:
+            (temporary / "__0_0.distcp").write_bytes(bytes(int(waited_s)))
+
+    monkeypatch.setattr(saver, "time", clock := Clock(lead))
+    follower = saver.Saver(folder)
+    follower.flush()
+    assert (temporary / "part-00002.json").exists()
+    assert not follower.keeps_folder
+    assert clock.waited_s() == 300
+
+
+def test_a_host_whose_run_is_over_leaves_a_leader_that_writes_nothing_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = following(tmp_path, monkeypatch)
+    word, _ = announced(tmp_path)
+    LeaderPage(folder).write(word)
+    monkeypatch.setattr(saver, "time", clock := Clock(lambda _: None))
+    follower = saver.Saver(folder)
+    follower.flush()
+    assert follower.keeps_folder
+    assert 60 < clock.waited_s() < 70
+
+
+def test_words_of_another_attempt_make_nobody_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = following(tmp_path, monkeypatch)
+    page = LeaderPage(folder)
+    clock = Clock(lambda waited_s: page.write(LeaderWord(order=2, serial=int(waited_s), step=7)))
+    monkeypatch.setattr(saver, "time", clock)
+    follower = saver.Saver(folder)
+    follower.flush()
+    assert follower.keeps_folder
+    assert clock.waited_s() < 15
+
+
+def test_the_word_that_is_tested_is_the_one_that_is_served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = following(tmp_path, monkeypatch)
+    word, temporary = announced(tmp_path)
+    heard = iter([LeaderWord(order=1)])
+    monkeypatch.setattr(LeaderPage, "read", lambda _: next(heard, word))
+    saver.Saver(folder).turn()
+    assert (temporary / "part-00002.json").exists()
+
+
+def test_a_step_is_announced_when_its_folder_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = alone(tmp_path, monkeypatch)
+    monkeypatch.setattr(among_hosts, "SILENT_S", 0.05)
+    seen: list[bool] = []
+
+    def look(_: LeaderPage, word: LeaderWord) -> None:
+        if word.step:
+            seen.append((tmp_path / "disk" / f"{saver.TEMPORARY}{try_name(word)}").is_dir())
+
+    monkeypatch.setattr(LeaderPage, "amend", look)
+    saver.Saver(folder).turn()
+    assert seen == [True]
+
+
+def test_an_old_checkpoint_goes_also_where_its_removal_was_broken_off_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, disk = alone(tmp_path, monkeypatch), tmp_path / "disk"
+    (folder / "peers.json").unlink()
+    order_saver(folder, replace(order(disk), every_steps=1))
+    one = saver.Saver(folder)
+    one.turn()
+    (disk / f"{saver.TEMPORARY}old-{manifests.folder_name(7)}" / "rest").mkdir(parents=True)
+    for slot, step in ((1, 8), (2, 9)):
+        for rank in range(4):
+            write_slot(folder, rank, slot, step, of=4)
+        one.turn()
+    assert sorted(path.name for path in disk.iterdir()) == [manifests.folder_name(8), manifests.folder_name(9)]
+
+
+@pytest.mark.parametrize("path_of", [image_path, rest_path])
+@pytest.mark.parametrize("content", [b"", b"other", None])
+def test_a_slot_that_is_made_anew_while_it_is_read_is_overtaken_and_no_failure_of_the_disk(
+    tmp_path: Path, path_of: Callable[[Path, int, int], Path], content: bytes | None
+) -> None:
+    folder = tmp_path / "memory"
+    folder.mkdir()
+    write_slot(folder, 0, 0, 7, of=1)
+    headers = RankSlots(folder, 0)
+    files = SlotFiles(folder, [headers], lambda: None)
+    found = files.find(7, [0])
+    path = path_of(folder, 0, 0)
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+    for name, expected in (("damaged", EvidenceError), ("anew", Overtaken)):
+        (tmp_path / name).mkdir()
+        with pytest.raises(expected):
+            files.write(tmp_path / name, found)
+        headers.write(0, SlotHeader())
+
+
+def test_a_leader_whose_job_went_on_under_another_one_leaves_that_one_s_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = alone(tmp_path, monkeypatch)
+    roster = roster_of(folder)
+    assert roster is not None
+    old = Leading(folder, roster, order=1)
+    old.tell(durable=7)
+    new = LeaderWord(order=2, serial=3, step=9, durable=8)
+    page = LeaderPage(folder)
+    page.write(new)
+    old.end(overtaken=False, durable=7)
+    old.tell(stage=Stage.DONE)
+    assert page.read() == new
+
+
+def test_after_being_overtaken_a_later_step_is_asked_for_long_before_the_next_one_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = alone(tmp_path, monkeypatch)
+    order_saver(folder, order(tmp_path / "disk", every_s=3600.0))
+
+    def overtaken(*_: object) -> list[object]:
+        raise Overtaken
+
+    monkeypatch.setattr(Leading, "gather", overtaken)
+    monkeypatch.setattr(saver, "_AGAIN_AFTER_S", 0.0)
+    leader = saver.Saver(folder)
+    page = LeaderPage(folder)
+    wait_for(lambda: leader.turn() or page.read().keep_from, "a later step to be asked for", within_s=5)

@@ -66,7 +66,9 @@ class LeaderWord:
 
 
 class LeaderPage:
-    """The page in one host's folder. It has one writer: the leading saver, or the replicator of another host.
+    """The page in one host's folder. Its writer is the leading saver, or the replicator of another host.
+
+    When the lead moves there may be both for a while; an old leader leaves the word of a newer order alone (`amend`).
 
     Raises:
         WorldError: shared memory is full, gone or not ours.
@@ -92,6 +94,11 @@ class LeaderPage:
         sealed = fields + _CRC.pack(zlib.crc32(fields))
         for at in _COPIES:
             self._memory[at : at + len(sealed)] = sealed
+
+    def amend(self, word: LeaderWord) -> None:
+        """Write, except over the word of a newer order."""
+        if self.read().order <= word.order:
+            self.write(word)
 
 
 def _unpacked(fields: bytes) -> LeaderWord:

@@ -4,6 +4,7 @@ The leader, on rank 0's host, names the step and the folder, waits for a small r
 Words go by the leader's page, parts by the checkpoint folder, which all hosts share. It imports no torch.
 """
 
+import contextlib
 import errno
 import os
 import secrets
@@ -27,8 +28,10 @@ from everstep.worker.saving.slot_writing import Overtaken, SlotFiles
 
 SILENT_S = 30.0
 """A host that has written nothing for so long does not keep the others waiting."""
-_FOLDER_WITHIN_S = 10.0
-_SEEN_WITHIN_S = 5.0
+_FOLDER_WITHIN_S = 25.0
+"""Shorter than the leader's patience, so that it hears why."""
+_SEEN_WITHIN_S = 60.0
+"""Network file systems show sizes as late as that (nfs(5): acregmax)."""
 _LOOK_S = 0.05
 _STILL_S = 2.0
 _AHEAD_MAX = 64
@@ -91,7 +94,7 @@ class Leading:
         self._others = {host: min(ranks) for host, ranks in roster.ranks.items() if host != roster.host and ranks}
         self._ahead = 0
         self._newest, self._since_s = 0, 0.0
-        self._word = LeaderWord(order=order)
+        self._word = self._next = LeaderWord(order=order)
         self._page.write(self._word)
         self.is_alone = False
         """The other hosts did not do their part of the last try."""
@@ -136,10 +139,19 @@ class Leading:
         return None
 
     def begin(self, step: int, header: SlotHeader) -> str:
-        """Announce a try; its name."""
+        """The name of a try, to be announced once its folder is there."""
         serial = secrets.randbits(63) | 1
-        self._say(replace(self._word, serial=serial, step=step, attempt=header.attempt, layout=header.layout))
-        return try_name(self._word)
+        self._next = replace(self._word, serial=serial, step=step, attempt=header.attempt, layout=header.layout)
+        return try_name(self._next)
+
+    def announce(self, temporary: Path) -> None:
+        """Tell the other hosts of the try that was begun; its folder must be there for them.
+
+        Raises:
+            OSError: the disk is full or broken.
+        """
+        sync_folder(temporary.parent)
+        self._say(self._next)
 
     def end(self, *, overtaken: bool, durable: int) -> None:
         """The try is over. After one that was overtaken, steps are asked to stay ever earlier."""
@@ -159,6 +171,7 @@ class Leading:
         waiting = dict(self._others)
         written, moved_s = -1, time.monotonic()
         while True:
+            size = size_of(temporary)  # first: on a network file system, listing a folder makes its new names seen
             for host, first in list(waiting.items()):
                 record = _read_record(temporary / part_name(first), self._word.serial)
                 if record is not None:
@@ -166,7 +179,7 @@ class Leading:
                     del waiting[host]
             if not waiting:
                 return entries
-            if (size := _size_of(temporary)) != written:
+            if size != written:
                 written, moved_s = size, time.monotonic()
                 moved()
             elif time.monotonic() - moved_s > SILENT_S:
@@ -180,10 +193,12 @@ class Leading:
         """Whether all files are seen here in their sizes, as on one shared folder; then the records have done theirs.
 
         Raises:
+            Superseded: another attempt has begun.
             OSError: some are not.
         """
         ends_s = time.monotonic() + _SEEN_WITHIN_S
         while True:
+            os.listdir(temporary)
             try:
                 manifests.read(temporary)
                 break
@@ -191,6 +206,8 @@ class Leading:
                 if time.monotonic() > ends_s:
                     reason = f"{missing}: the folder must be one that all hosts share"
                     raise OSError(errno.ENOENT, reason) from missing
+                if self.is_superseded():
+                    raise Superseded from missing
                 time.sleep(_LOOK_S)
         for first in self._others.values():
             (temporary / part_name(first)).unlink(missing_ok=True)
@@ -198,7 +215,7 @@ class Leading:
     def _say(self, word: LeaderWord) -> None:
         if word != self._word:
             self._word = word
-            self._page.write(word)
+            self._page.amend(word)
 
 
 class Following:
@@ -268,9 +285,9 @@ class Following:
             return PartRecord(serial=word.serial, error=problem.strerror or "the disk failed")
 
     def _await_folder(self, temporary: Path) -> None:
-        """The leader makes it right after it has spoken, and another host may see that late."""
+        """The leader has made it before it spoke, and another host may see that late."""
         ends_s = time.monotonic() + _FOLDER_WITHIN_S
-        while not temporary.is_dir():
+        while not _is_seen(temporary):
             self.check_wanted()
             if time.monotonic() > ends_s:
                 raise FileNotFoundError(errno.ENOENT, f"{temporary} is not there; all hosts must share it")
@@ -310,9 +327,25 @@ def _entries_of(host: str, record: PartRecord) -> tuple[FileEntry, ...]:
     return record.entries
 
 
-def _size_of(folder: Path) -> int:
-    """Grows with every file and every byte."""
-    return sum(1 + entry.stat().st_size for entry in os.scandir(folder))
+def _is_seen(folder: Path) -> bool:
+    """Looks into the folder above first: a network file system may remember for long that a name was not there."""
+    with contextlib.suppress(OSError):
+        os.listdir(folder.parent)
+    return folder.is_dir()
+
+
+def size_of(folder: Path) -> int:
+    """Grows with every file and every byte; the other hosts make, rename and remove files meanwhile.
+
+    Raises:
+        OSError: there is no such folder, or it cannot be read.
+    """
+    size = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            with contextlib.suppress(OSError):  # it had this name a moment ago
+                size += 1 + entry.stat().st_size
+    return size
 
 
 def _named(hosts: "dict[str, int]") -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.adapters.leader_page import Stage
+from everstep.adapters.leader_page import LeaderWord, Stage
 from everstep.adapters.memory_folder import WANTED_NAME, remove_folder, share_lock
 from everstep.adapters.memory_slots import JOB_NAME, RankSlots, SavePages, SaverWord
 from everstep.adapters.saver_process import KEPT_NAME
@@ -29,7 +29,8 @@ from everstep.worker.format import manifest as manifests
 from everstep.worker.format.durable import sync_folder, write_durably
 from everstep.worker.format.manifest import FileEntry, Manifest
 from everstep.worker.format.publishing import publish
-from everstep.worker.saving.among_hosts import Following, Leading, Superseded, roster_of, try_name
+from everstep.worker.format.retention import remove_old
+from everstep.worker.saving.among_hosts import Following, Leading, Superseded, roster_of, size_of, try_name
 from everstep.worker.saving.saver_order import SaverOrder
 from everstep.worker.saving.slot_writing import Found, Overtaken, SlotFiles
 
@@ -41,8 +42,12 @@ _BACKOFF_S = (5.0, 10.0, 30.0, 60.0)
 _DURATIONS_BETWEEN = 3
 _HEADERS_WITHIN_S = 2.0
 _LEADER_ENDS_WITHIN_S = 10.0
-"""For as long a host whose run is over waits to hear that it is so for the leader as well."""
+"""A host whose run is over waits for so long after the leader's last word to hear that it is over there, too."""
 _LEADER_SILENT_S = 60.0
+"""The same while a step is written, or the last one is to be: bytes in its folder count as words do."""
+_LOOK_AFTER_S = 1.0
+_AGAIN_AFTER_S = 1.0
+"""After a step that was overtaken or damaged, and before the last step is tried once more."""
 
 
 class Saver:
@@ -88,10 +93,12 @@ class Saver:
             step = self._leading.choose(steps, self._pages.plan().at(steps[0]).stride)
         if step is not None:
             started_s = time.monotonic()
-            self._save(step)
-            if every is None and not self._failed_in_a_row:
-                took_s = time.monotonic() - started_s
+            is_saved = self._save(step)
+            took_s = time.monotonic() - started_s
+            if every is None and is_saved:
                 self._next_s = started_s + max(self._job.every_s, _DURATIONS_BETWEEN * took_s)
+            elif every is None and self._next_s <= started_s:  # overtaken or damaged; a disk that fails backs off
+                self._next_s = started_s + took_s + min(self._job.every_s, max(_AGAIN_AFTER_S, took_s))
 
     def flush(self) -> None:
         """Make the newest complete step durable, whatever the schedule says."""
@@ -110,18 +117,28 @@ class Saver:
             self._leading.tell(stage=Stage.DONE)
 
     def _flush(self) -> bool:
-        """Whether nothing newer is in memory than on disk."""
-        assert self._job is not None
+        """Whether nothing newer is in memory than on disk. A step that could not be written is tried once more."""
+        if self._flush_once():
+            return True
+        if self._is_left_alone():
+            return False
+        time.sleep(_AGAIN_AFTER_S)
+        return self._flush_once()
+
+    def _flush_once(self) -> bool:
         for step in self._committed():
-            with self._asking_the_disk():
-                on_disk = self._on_disk(Path(self._job.directory))
-            if step <= max(self._word.durable, *on_disk, 0):
-                return True
-            if self._leading is not None and (self._leading.is_alone or self._leading.is_superseded()):
-                return False
-            if self._save(step):
-                return True
-        return not self._committed()
+            if step <= self._newest_durable() or self._is_left_alone() or self._save(step):
+                break
+        return max(self._committed(), default=0) <= self._newest_durable()
+
+    def _is_left_alone(self) -> bool:
+        """Whether the other hosts have gone, or on to another attempt."""
+        return self._leading is not None and (self._leading.is_alone or self._leading.is_superseded())
+
+    def _newest_durable(self) -> int:
+        assert self._job is not None
+        with self._asking_the_disk():
+            return max(self._word.durable, *self._on_disk(Path(self._job.directory)), 0)
 
     def _await_headers(self) -> None:
         """What the other hosts' ranks saved last is told by their replicators, and may be under way."""
@@ -134,12 +151,12 @@ class Saver:
     def _follow(self, following: Following) -> bool:
         """Do this host's part of what the leader has announced; whether there was any."""
         assert self._job is not None
-        word = following.word()
-        if word.durable != self._word.durable:
-            self._say(dataclasses.replace(self._word, durable=word.durable))
-        if following.order() is None:
+        durable = following.word().durable
+        if durable != self._word.durable:
+            self._say(dataclasses.replace(self._word, durable=durable))
+        if (word := following.order()) is None:
             return False
-        temporary = Path(self._job.directory) / f"{TEMPORARY}{try_name(word)}"
+        temporary = self._folder_of(word)
 
         def moved() -> None:
             self._moved()
@@ -154,15 +171,18 @@ class Saver:
     def _follow_to_the_end(self, following: Following) -> bool:
         """The run is over: serve the leader until it is done; whether this host's memory is not needed any more."""
         assert self._job is not None
-        started_s = heard_s = time.monotonic()
-        before = following.word()
+        heard_s = time.monotonic()
+        before, written = following.word(), 0
         while (word := following.word()).stage is not Stage.DONE or word.order != self._job.attempt:
-            now_s = time.monotonic()
-            if self._follow(following) or word != before:
+            is_ours = word.order == self._job.attempt  # another attempt's words are no reason to stay
+            if self._follow(following) or (is_ours and word != before):
                 before, heard_s = word, time.monotonic()
-            is_last = word.stage is not Stage.WORKING and word.order == self._job.attempt
-            patience_s = _LEADER_SILENT_S if is_last else _LEADER_ENDS_WITHIN_S
-            if now_s - (heard_s if is_last else started_s) > patience_s or (self._folder / WANTED_NAME).exists():
+            silent_s = time.monotonic() - heard_s
+            if is_ours and word.step and silent_s > _LOOK_AFTER_S and (size := self._size_of(word)) != written:
+                written, heard_s = size, time.monotonic()
+            is_busy = is_ours and (word.step or word.stage is not Stage.WORKING)
+            patience_s = _LEADER_SILENT_S if is_busy else _LEADER_ENDS_WITHIN_S
+            if silent_s > patience_s or (self._folder / WANTED_NAME).exists():
                 break
             time.sleep(POLL_S)
         newest = max(self._committed(), default=0)
@@ -170,6 +190,17 @@ class Saver:
             return True
         with self._asking_the_disk():
             return newest <= max(self._on_disk(Path(self._job.directory)), default=0)
+
+    def _size_of(self, word: LeaderWord) -> int:
+        """What all hosts have written of the step that the leader has announced, as far as it is seen here."""
+        try:
+            return size_of(self._folder_of(word))
+        except OSError:
+            return 0
+
+    def _folder_of(self, word: LeaderWord) -> Path:
+        assert self._job is not None
+        return Path(self._job.directory) / f"{TEMPORARY}{try_name(word)}"
 
     def _read_job(self) -> None:
         path = self._folder / JOB_NAME
@@ -255,7 +286,7 @@ class Saver:
         return word.durable == step
 
     def _begin(self, step: int) -> Path:
-        """The folder of this try; the other hosts are told of it."""
+        """The folder of this try, which nobody has made yet."""
         assert self._job is not None
         name = f"{manifests.folder_name(step)}-{os.getpid()}"
         if self._leading is not None:
@@ -265,6 +296,8 @@ class Saver:
     def note_defect(self, error: Exception) -> None:
         """Something that should not happen: it is told like a disk that fails, and tried again as seldom."""
         self._back_off()
+        if self._leading is not None:
+            self._leading.end(overtaken=False, durable=self._word.durable)  # nobody needs to wait for it
         reason = f"the saver failed: {type(error).__name__}: {error}"
         self._say(self._failed(self._word, max(self._committed(), default=0), reason))
 
@@ -317,6 +350,7 @@ class Saver:
     def _write_with_others(self, files: SlotFiles, everyone: Sequence[Found], temporary: Path) -> list[FileEntry]:
         """This host's part, while the other hosts write theirs into the same folder."""
         assert self._leading is not None
+        self._leading.announce(temporary)
         entries = files.write_layout(temporary, everyone[0])
         mine = [found for found in everyone if found[0] in self._own]
         return entries + files.write(temporary, mine) + self._leading.gather(temporary, self._moved)
@@ -328,11 +362,7 @@ class Saver:
         assert self._job is not None
         directory = Path(self._job.directory)
         try:
-            for step in manifests.complete_steps(directory)[self._job.keep :]:
-                old = directory / manifests.folder_name(step)
-                aside = directory / f"{TEMPORARY}old-{old.name}"
-                old.rename(aside)
-                shutil.rmtree(aside, ignore_errors=True)
+            remove_old(directory, self._job.keep, f"{TEMPORARY}old-")
         except OSError as error:
             _log.warning("everstep cannot remove old checkpoints in %s: %s", directory, error.strerror)
 

@@ -1,9 +1,11 @@
 """Writes ranks' memory slots to files of a checkpoint, tested on their way; it knows no schedule and no other host."""
 
 import mmap
+import os
 import zlib
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from everstep.adapters.memory_slots import RankSlots, SlotHeader, image_path, rest_path
 from everstep.domain.errors import EvidenceError
@@ -92,14 +94,15 @@ class SlotFiles:
             crc.update(piece)
             self._moved()
 
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            is_sound = len(content) == header.image_bytes
+        with self._open(path, found) as file:
+            # Tested before it is mapped: a new attempt makes the file anew, and it is empty for a moment.
+            is_sound = os.fstat(file.fileno()).st_size == header.image_bytes > 0
             if is_sound:
-                write_past_cache(folder / tensors_name(rank), content, look)
+                with mmap.mmap(file.fileno(), header.image_bytes, access=mmap.ACCESS_READ) as content:
+                    write_past_cache(folder / tensors_name(rank), content, look)
                 is_sound = seal.value() == header.image_seal
         if not is_sound:
-            self._raise_if_overtaken(found)
-            raise EvidenceError(f"step {header.step}: the memory of rank {rank} was changed after it was written")
+            raise self._changed(found)
         return FileEntry(
             name=tensors_name(rank),
             rank=rank,
@@ -110,11 +113,24 @@ class SlotFiles:
 
     def _write_rest(self, folder: Path, found: Found) -> FileEntry:
         rank, slot, header = found
-        content = rest_path(self._folder, rank, slot).read_bytes()
+        with self._open(rest_path(self._folder, rank, slot), found) as file:
+            content = file.read()
         if len(content) != header.rest_bytes or zlib.crc32(content) != header.rest_seal:
-            self._raise_if_overtaken(found)
-            raise EvidenceError(f"step {header.step}: the memory of rank {rank} was changed after it was written")
+            raise self._changed(found)
         return write_small(folder, manifests.rest_name(rank), content, rank=rank)
+
+    def _open(self, path: Path, found: Found) -> BinaryIO:
+        """A slot's file; one that is gone is no failure of the disk."""
+        try:
+            return path.open("rb")
+        except FileNotFoundError:
+            raise self._changed(found) from None
+
+    def _changed(self, found: Found) -> EvidenceError:
+        """What to raise for a slot that is not what its header says. Raises Overtaken where the header changed, too."""
+        self._raise_if_overtaken(found)
+        rank, _, header = found
+        return EvidenceError(f"step {header.step}: the memory of rank {rank} was changed after it was written")
 
     def _raise_if_overtaken(self, found: Found) -> None:
         rank, slot, header = found
