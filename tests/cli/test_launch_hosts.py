@@ -94,7 +94,7 @@ def test_a_host_whose_agent_hangs_leaves_for_good_without_workers(
     monkeypatch.setattr(launch_hosts, "_AGENT_ENDS_WITHIN_S", 0.05)
     monkeypatch.setattr(launch_hosts, "_LAST_WORD_WITHIN_S", 0.2)
     host, workers, kills = made.join(), Workers(), list[int]()
-    served = follower(made)
+    served = follower(made, "--grace=0")
     served._stop.kill = lambda: kills.append(1)
     if not agent.stands_still:
         made.switchboard.close()

@@ -54,6 +54,7 @@ def refusal(*arguments: str) -> str:
         (["--nnodes=2", "--rdzv-endpoint=a b"], "--rdzv-endpoint 'a b'", "write HOST:PORT"),
         (["--nnodes=2", "--rdzv-endpoint=a:99999"], "--rdzv-endpoint 'a:99999'", "write HOST:PORT"),
         (["--nnodes=2", "--rdzv-endpoint=0.0.0.0:1"], "--rdzv-endpoint 0.0.0.0:1", "by which all hosts reach"),
+        (["--nnodes=2", "--rdzv-endpoint=node..7"], "--rdzv-endpoint 'node..7'", "write another one"),
         (["--nnodes=2", "--rdzv-endpoint=0"], "--rdzv-endpoint 0:29400", "by which all hosts reach"),
         (["--nnodes=2", "--rdzv-endpoint=[0:0:0:0:0:0:0:0]:1"], "--rdzv-endpoint", "by which all hosts reach"),
         ([*TWO, "--local-addr=0.0.0.0"], "--local-addr 0.0.0.0", "by which other hosts reach this one"),

@@ -35,6 +35,11 @@ class Endpoint:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
     def __post_init__(self) -> None:
+        for flag, name in (("--rdzv-endpoint", self.host), ("--local-addr", self.local)):
+            try:
+                name.encode("idna")
+            except UnicodeError as error:
+                raise ConfigError(f"{flag} {name!r} is no name that a host can have; write another one") from error
         if _is_anywhere(self.host):
             raise ConfigError(
                 f"--rdzv-endpoint {self}: write an address or name by which all hosts reach the coordinator's"

@@ -196,7 +196,7 @@ def _signals(seat: Seat, agent: Agent, channel: LocalChannel, clock: MonotonicCl
         else:
             kill_run(seat.mark)
         if agent.stands_still:
-            channel.post(HostLost(at_s=clock.now_s(), host=seat.host, reason="its agent hangs"))
+            channel.post(HostLost(at_s=clock.now_s(), host=seat.host, reason=f"the agent of host {seat.host} hangs"))
 
     before = {number: signal.signal(number, stop) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -264,24 +264,23 @@ class _Follower:
         thread.start()
         self._hangs = self._look_after(agent, thread, line)
         self._stop.tell = lambda _: None
+        hangs = f"host {seat.host} has left the job: {_HANGS}"
         if self._hangs:
             self._stop.kill()
-            line.send(HostLost(at_s=clock.now_s(), host=seat.host, reason=_HANGS))
+            line.send(HostLost(at_s=clock.now_s(), host=seat.host, reason=hangs))
         if (self._hangs or not thread.is_alive()) and not line.lost:  # the agent is gone, and it was said why
             self._await_last_word(line)
         agent.finish()
         parts.workers.wake()
-        thread.join(0.0 if self._hangs else _AGENT_ENDS_WITHIN_S)
+        thread.join(0.0 if self._hangs else _AGENT_ENDS_WITHIN_S + self._plan.recovery.grace_s)
         if thread.is_alive() and not self._hangs:  # it may yet start the workers of an attempt that is over
             self._hangs = True
             self._stop.kill()
         if line.end is not None:
             return line.end
-        if self._hangs:
-            return _own_end(clock.now_s(), ExitCode.RETRY_ELSEWHERE, f"host {seat.host} has left the job: {_HANGS}")
-        if not line.lost:
+        if self._hangs or not line.lost:
             code = ExitCode.PREEMPTED if self._stop.count else ExitCode.RETRY_ELSEWHERE
-            return _own_end(clock.now_s(), code, f"host {seat.host} has left the job")
+            return _own_end(clock.now_s(), code, hangs if self._hangs else f"host {seat.host} has left the job")
         _log.warning(
             "the coordinator is gone (%s): this host's workers are ended; waiting up to %g s for it to come back",
             line.lost,
