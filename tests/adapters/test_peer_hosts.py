@@ -15,6 +15,7 @@ from everstep.adapters.memory_folder import MemoryFolder, open_folder
 from everstep.adapters.peer_files import COPIES_NAME, ROSTER_NAME
 from everstep.adapters.peer_hosts import PeerConfig, PeerHosts
 from everstep.adapters.peer_line import make_credentials
+from everstep.adapters.rendezvous_store import Meeting, find_meeting, tell_meeting
 from everstep.domain.commands import HostShare, Rung, StartWorkers
 from everstep.domain.errors import WorldError
 from everstep.domain.ids import Attempt, HostId, Rank
@@ -134,6 +135,17 @@ def test_a_host_that_waits_for_another_is_free_for_what_is_wanted_next(tmp_path:
         with pytest.raises(WorldError, match="called off"):  # told before it began to wait
             hosts["a"].peers.prepare(start(1), is_stopped.is_set)
         assert time.monotonic() - began_s < 10
+
+
+def test_a_host_that_waits_for_the_first_hosts_store_is_free_for_what_is_wanted_next() -> None:
+    board, is_stopped = LocalBoard(), threading.Event()
+    threading.Timer(0.2, is_stopped.set).start()
+    began_s = time.monotonic()
+    with pytest.raises(WorldError, match="called off"):
+        find_meeting(board, 1, is_stopped.is_set)
+    assert time.monotonic() - began_s < 10
+    tell_meeting(board, 2, Meeting(address="::1", port=7))
+    assert find_meeting(board, 2, lambda: False) == Meeting(address="::1", port=7)
 
 
 def test_a_host_waits_no_more_when_another_tells_that_memory_cannot_be_used(

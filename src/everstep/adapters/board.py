@@ -8,11 +8,13 @@ import time
 from collections.abc import Callable
 
 from everstep.domain.errors import WorldError
+from everstep.ports import Board
 
 KEY_BYTES_MAX = 256
 VALUE_BYTES_MAX = 64 << 10
 KEYS_MAX = 1024
 """Beyond it the oldest value goes."""
+_SLICE_S = 0.5
 
 
 class LocalBoard:
@@ -57,3 +59,28 @@ class LocalBoard:
                     raise WorldError(f"no host has posted {key!r} within {within_s:g} s", retryable=True)
                 self._news.wait(left_s)
             return self._values[key]
+
+
+def read_unless(board: Board, key: str, *, within_s: float, is_called_off: Callable[[], bool]) -> bytes:
+    """A value that another host is to post before this one can start.
+
+    Raises:
+        WorldError: nobody has within `within_s`, the board cannot be reached, or the start was called off meanwhile.
+    """
+    ends_s = time.monotonic() + within_s
+    while True:
+        check_wanted(is_called_off)
+        asked_s = time.monotonic()
+        try:
+            return board.read(key, within_s=_SLICE_S)
+        except WorldError:
+            if time.monotonic() < asked_s + _SLICE_S / 2:
+                raise  # the board itself is away
+            if time.monotonic() > ends_s:
+                raise WorldError(f"no host has posted {key!r} within {within_s:.0f} s", retryable=True) from None
+
+
+def check_wanted(is_called_off: Callable[[], bool]) -> None:
+    """Raises WorldError when a start that waits for other hosts is called off."""
+    if is_called_off():
+        raise WorldError("the start was called off while it waited for other hosts", retryable=True)

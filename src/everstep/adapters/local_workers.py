@@ -268,7 +268,7 @@ class LocalWorkers:
         if self._stores is None:
             return Meeting(address=self._job.address, port=0)
         if self._board is not None and not is_first:
-            return find_meeting(self._board, attempt)
+            return find_meeting(self._board, attempt, self.is_called_off)
         try:
             self._store = self._stores.take(is_alive=lambda pid: read_stat(pid).state is not ProcessState.GONE)
         except (ConfigError, WorldError):

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from everstep.adapters.board import check_wanted, read_unless
 from everstep.adapters.peer_files import (
     ADDRESS_NAME,
     CREDENTIALS_NAME,
@@ -106,16 +107,11 @@ class PeerHosts:
         if len(command.shares) == 1:
             self._forget_roster()
             return self._config.folder is not None
-
-        def check() -> None:
-            if is_called_off():
-                raise WorldError("the start was called off while it waited for other hosts", retryable=True)
-
-        offers = self._exchange(_ADDRESS, command, self._offer(), check)
+        offers = self._exchange(_ADDRESS, command, self._offer(), is_called_off)
         problems = {host: offer.problem for host, offer in offers.items() if offer.problem}
         if not problems:
             self._write_roster(command, offers)
-            told = self._exchange(_READY, command, self._await_ready(command, check), check)
+            told = self._exchange(_READY, command, self._await_ready(command, is_called_off), is_called_off)
             problems = {host: offer.problem for host, offer in told.items() if offer.problem}
         if problems:
             self._forget_roster()
@@ -128,7 +124,7 @@ class PeerHosts:
             self._process.finish(within_s=_CLOSED_WITHIN_S, what="copies for other hosts are still looked after")
 
     def _exchange(
-        self, what: str, command: StartWorkers, mine: _Offer, check: Callable[[], None]
+        self, what: str, command: StartWorkers, mine: _Offer, is_called_off: Callable[[], bool]
     ) -> dict[HostId, _Offer]:
         """Tell the other hosts of the attempt, and hear what they have to tell."""
         self._board.post(_key(command, what, self._config.host), msgspec.json.encode(mine))
@@ -136,15 +132,10 @@ class PeerHosts:
         ends_s = time.monotonic() + _HEARD_WITHIN_S + (_READY_WITHIN_S if may_take_long else 0.0)
         offers = {self._config.host: mine}
         for share in command.shares:
-            while share.host not in offers:
-                check()
-                asked_s = time.monotonic()
-                try:
-                    content = self._board.read(_key(command, what, share.host), within_s=_SLICE_S)
-                except WorldError:
-                    if not asked_s + _SLICE_S / 2 < time.monotonic() < ends_s:
-                        raise  # late, or the board itself is away
-                    continue
+            if share.host not in offers:
+                left_s = ends_s - time.monotonic()
+                key = _key(command, what, share.host)
+                content = read_unless(self._board, key, within_s=left_s, is_called_off=is_called_off)
                 offers[share.host] = msgspec.json.decode(content, type=_Offer)
         return offers
 
@@ -176,7 +167,7 @@ class PeerHosts:
         forget_repairs(self._config.folder)
         write_roster(self._config.folder, roster)
 
-    def _await_ready(self, command: StartWorkers, check: Callable[[], None]) -> _Offer:
+    def _await_ready(self, command: StartWorkers, is_called_off: Callable[[], bool]) -> _Offer:
         """Until this host has all that it is to have, or some host has told that memory cannot be used."""
         assert self._config.folder is not None
         try:
@@ -188,7 +179,7 @@ class PeerHosts:
         moved, moved_s = -1, began_s
         while (ready := self._readiness()) is None or ready.generation != int(command.attempt):
             self.ensure()
-            check()
+            check_wanted(is_called_off)
             now_s = time.monotonic()
             if now_s > hear_s:
                 hear_s = now_s + _SLICE_S

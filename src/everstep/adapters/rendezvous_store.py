@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from everstep.adapters.board import read_unless
 from everstep.adapters.processes import reap, send_signal
 from everstep.adapters.standby import ProcessOrder, Program, Standby, start_cold, wait_for_line
 from everstep.domain.errors import ConfigError, WorldError
@@ -44,13 +45,14 @@ def tell_meeting(board: Board, attempt: int, meeting: Meeting | None) -> None:
     board.post(f"store/{attempt}", text.encode())
 
 
-def find_meeting(board: Board, attempt: int) -> Meeting:
+def find_meeting(board: Board, attempt: int, is_called_off: Callable[[], bool]) -> Meeting:
     """Where the first host has the ranks of this attempt meet.
 
     Raises:
-        WorldError: it does not say, or could not make a store.
+        WorldError: it does not say, or could not make a store, or something else is wanted of this host meanwhile.
     """
-    address, _, port = board.read(f"store/{attempt}", within_s=_FOUND_WITHIN_S).decode().partition(" ")
+    content = read_unless(board, f"store/{attempt}", within_s=_FOUND_WITHIN_S, is_called_off=is_called_off)
+    address, _, port = content.decode().partition(" ")
     if not port.isdecimal():
         raise WorldError("the first host could not start the rendezvous store", retryable=True)
     return Meeting(address=address, port=int(port))
