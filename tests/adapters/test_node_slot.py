@@ -69,3 +69,14 @@ def test_a_new_rank_takes_no_number_that_a_dead_one_will_want_back(tmp_path: Pat
     kill(a)
     with node_slot("job", rank=7, folder=tmp_path) as seven, node_slot("job", rank=0, folder=tmp_path) as again:
         assert (zero, seven, again) == (1, 2, 1)
+
+
+def test_what_a_killed_node_of_another_job_left_goes_after_a_day_and_what_lives_stays(tmp_path: Path) -> None:
+    _, a = hold(tmp_path)
+    (left,) = [path for path in tmp_path.iterdir() if path.suffix == ".1"]
+    os.utime(left, (0, 0))
+    with node_slot("another", rank=None, folder=tmp_path):
+        assert left.exists()
+    kill(a)
+    with node_slot("another", rank=None, folder=tmp_path):
+        assert not left.exists()

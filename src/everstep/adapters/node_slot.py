@@ -8,6 +8,7 @@ import fcntl
 import hashlib
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from everstep.domain.errors import WorldError
 
 _SHARED_MEMORY = Path("/dev/shm")
 _SLOTS_MAX = 256
+_KEPT_S = 86_400.0
+"""For how long a killed node finds its number again once others start on its machine."""
 
 
 def slots_folder() -> Path:
@@ -38,6 +41,7 @@ def node_slot(job: str, *, rank: int | None, folder: Path | None = None) -> Iter
     stem = f"everstep-node-{os.getuid()}-{digest}"
     try:
         with _alone(folder):
+            _sweep(folder, stem)
             number, path, fd = _take(folder, stem, "-" if rank is None else str(rank))
     except OSError as error:
         raise WorldError(f"cannot find out which node of this machine this is ({error.strerror})") from error
@@ -58,6 +62,21 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(fd)
+
+
+def _sweep(folder: Path, stem: str) -> None:
+    """Remove what killed nodes of other jobs left long ago."""
+    for path in folder.glob(f"everstep-node-{os.getuid()}-*.*"):
+        if path.stem == stem or time.time() - path.stat().st_mtime < _KEPT_S:
+            continue
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            path.unlink()
+        except BlockingIOError:
+            pass  # it lives
+        finally:
+            os.close(fd)
 
 
 def _take(folder: Path, stem: str, mark: str) -> tuple[int, Path, int]:
