@@ -71,10 +71,9 @@ def _sweep(folder: Path, stem: str) -> None:
             continue
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            path.unlink()
-        except BlockingIOError:
-            pass  # it lives
+            with contextlib.suppress(BlockingIOError):  # it lives
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
         finally:
             os.close(fd)
 
