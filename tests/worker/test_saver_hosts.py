@@ -133,6 +133,12 @@ def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
+def leader_in(folder: Path) -> Leading:
+    roster = roster_of(folder)
+    assert roster is not None
+    return Leading(folder, roster, order=1)
+
+
 def test_a_host_that_is_gone_makes_the_leader_give_up_the_step_and_keep_the_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,9 +233,7 @@ def test_after_being_overtaken_the_leader_announces_steps_ahead_and_takes_the_ne
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = alone(tmp_path, monkeypatch)
-    roster = roster_of(folder)
-    assert roster is not None
-    leading = Leading(folder, roster, order=1)
+    leading = leader_in(folder)
     assert leading.choose([10, 8], stride=2) == 10
     leading.end(overtaken=True, durable=0)
     assert leading.choose([12, 10], stride=2) is None
@@ -426,9 +430,7 @@ def test_a_leader_whose_job_went_on_under_another_one_leaves_that_one_s_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = alone(tmp_path, monkeypatch)
-    roster = roster_of(folder)
-    assert roster is not None
-    old = Leading(folder, roster, order=1)
+    old = leader_in(folder)
     old.tell(durable=7)
     new = LeaderWord(order=2, serial=3, step=9, durable=8)
     page = LeaderPage(folder)

@@ -4,20 +4,16 @@ A page of shared memory in every host's folder; the replicators bring it from th
 """
 
 import struct
-import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
+from typing import Any
 
-from everstep.adapters.memory_slots import map_page
+from everstep.adapters.shared_pages import map_page, read_twice, write_twice
 
 _NAME = "saver.leader"
 _WORD = struct.Struct("<QQQQQQB32s")
-_CRC = struct.Struct("<I")
-_COPIES = (0, 512)
-"""The content stands there twice: a writer that dies in the middle of one leaves the other."""
 _PAGE = 4096
-_LOOKS_MAX = 100
 
 
 class Stage(IntEnum):
@@ -79,21 +75,10 @@ class LeaderPage:
 
     def read(self) -> LeaderWord:
         """Costs some microseconds."""
-        size = _WORD.size
-        for _ in range(_LOOKS_MAX):
-            copies = [self._memory[at : at + size + _CRC.size] for at in _COPIES]
-            for copy in copies:
-                if _CRC.unpack_from(copy, size)[0] == zlib.crc32(copy[:size]):
-                    return _unpacked(copy[:size])
-            if not any(any(copy) for copy in copies):
-                break
-        return LeaderWord()
+        return _unpacked(*read_twice(self._memory, _WORD)[1])
 
     def write(self, word: LeaderWord) -> None:
-        fields = word.pack()
-        sealed = fields + _CRC.pack(zlib.crc32(fields))
-        for at in _COPIES:
-            self._memory[at : at + len(sealed)] = sealed
+        write_twice(self._memory, word.pack())
 
     def amend(self, word: LeaderWord) -> None:
         """Write, except over the word of a newer order."""
@@ -101,8 +86,8 @@ class LeaderPage:
             self.write(word)
 
 
-def _unpacked(fields: bytes) -> LeaderWord:
-    serial, step, attempt, keep_from, durable, order, stage, layout = _WORD.unpack(fields)
+def _unpacked(*fields: Any) -> LeaderWord:
+    serial, step, attempt, keep_from, durable, order, stage, layout = fields
     return LeaderWord(
         serial=serial,
         step=step,

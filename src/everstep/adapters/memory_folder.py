@@ -41,6 +41,11 @@ def folder_of(run: str, parent: Path = SHARED_MEMORY) -> Path:
     return parent / f"{_prefix()}{run}"
 
 
+def _starts_lock(parent: Path) -> Path:
+    """One start at a time looks at the folders, so that none is removed between its making and its lock."""
+    return parent / f"{_prefix()}starts.lock"
+
+
 def _prefix() -> str:
     return f"everstep-memory-{os.getuid()}-"
 
@@ -55,12 +60,12 @@ def open_folder(run: str, *, parent: Path = SHARED_MEMORY, patience_s: float = 6
         WorldError: no shared memory, or the folder stays in use.
     """
     try:
-        with _exclusive(parent):
+        with exclusive(_starts_lock(parent)):
             _remove_dead(parent, besides=folder_of(run, parent))
         deadline_s = time.monotonic() + patience_s
         tell_s = time.monotonic() + _TELL_AFTER_S
         while True:
-            with _exclusive(parent):
+            with exclusive(_starts_lock(parent)):
                 path = folder_of(run, parent)
                 path.mkdir(mode=0o700, exist_ok=True)
                 if path.stat().st_uid != os.getuid():
@@ -121,9 +126,9 @@ def _job_of(path: Path) -> str:
 
 
 @contextlib.contextmanager
-def _exclusive(parent: Path) -> Iterator[None]:
-    """One start at a time looks at the folders, so that none is removed between its making and its lock."""
-    fd = os.open(parent / f"{_prefix()}starts.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def exclusive(lock: Path) -> Iterator[None]:
+    """One process of this user at a time; the lock's file stays."""
+    fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

@@ -4,15 +4,13 @@ Everything is a file in one folder, so that a dead rank's slots can be read by w
 checksums, not what is inside of a slot.
 """
 
-import mmap
-import os
 import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep.domain.errors import WorldError
+from everstep.adapters.shared_pages import map_page, read_twice, write_twice
 from everstep.policy.checkpoints import Slot, SlotState
 from everstep.policy.staging import Course, Way
 
@@ -82,23 +80,6 @@ def rest_path(folder: Path, rank: int, slot: int) -> Path:
 
 def _header_path(folder: Path, rank: int) -> Path:
     return folder / f"rank-{rank:05d}.headers"
-
-
-def map_page(path: Path, size: int) -> mmap.mmap:
-    """A page of shared memory, made with zeros where it does not exist.
-
-    Raises:
-        WorldError: shared memory is full, gone or not ours.
-    """
-    try:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
-            os.posix_fallocate(fd, 0, size)  # a full /dev/shm must fail here and not by SIGBUS
-            return mmap.mmap(fd, size)
-        finally:
-            os.close(fd)
-    except OSError as error:
-        raise WorldError(f"cannot use {path.name} in shared memory: {error.strerror}") from error
 
 
 class RankSlots:
@@ -260,14 +241,14 @@ class SavePages:
     def plan(self) -> SavePlan:
         seen, plan = self._seen_plan
         if not seen or self._plan[: len(seen)] != seen:
-            seen, fields = _read(self._plan, _PLAN)
+            seen, fields = read_twice(self._plan, _PLAN)
             plan = _plan_of(fields)
             self._seen_plan = seen, plan
         return plan
 
     def write_plan(self, plan: SavePlan) -> None:
         now, later = plan.course, plan.later
-        _write(
+        write_twice(
             self._plan,
             _PLAN.pack(plan.from_step, now.stride, now.way, plan.later_from, later.stride, later.way, plan.world_size),
         )
@@ -275,13 +256,13 @@ class SavePages:
     def word(self) -> SaverWord:
         seen, word = self._seen_word
         if not seen or self._word[: len(seen)] != seen:
-            seen, fields = _read(self._word, _WORD)
+            seen, fields = read_twice(self._word, _WORD)
             word = _word_of(fields)
             self._seen_word = seen, word
         return word
 
     def write_word(self, word: SaverWord) -> None:
-        _write(
+        write_twice(
             self._word,
             _WORD.pack(
                 word.pinned,
@@ -327,30 +308,3 @@ def _word_of(fields: Sequence[float]) -> SaverWord:
         began_ns=int(began),
         moved_ns=int(moved),
     )
-
-
-_LOOKS_MAX = 1000
-_COPIES = (0, 512)
-"""A page holds its content twice, each with a checksum: a writer that dies in the middle of one leaves the other."""
-
-
-def _write(memory: mmap.mmap, content: bytes) -> None:
-    sealed = content + _CRC.pack(zlib.crc32(content))
-    for at in _COPIES:
-        memory[at : at + len(sealed)] = sealed
-
-
-def _read(memory: mmap.mmap, form: struct.Struct) -> tuple[bytes, Sequence[float]]:
-    """The page's first copy where it is whole, else nothing; and the content, zeros where nobody has written yet.
-
-    The writer may move on between two looks, so it looks again.
-    """
-    nothing = bytes(form.size + _CRC.size)
-    for _ in range(_LOOKS_MAX):
-        copies = [memory[at : at + form.size + _CRC.size] for at in _COPIES]
-        for number, copy in enumerate(copies):
-            if _CRC.unpack_from(copy, form.size)[0] == zlib.crc32(copy[: form.size]):
-                return (b"" if number else copy), form.unpack_from(copy)
-        if copies == [nothing, nothing]:
-            break
-    return b"", form.unpack_from(nothing)

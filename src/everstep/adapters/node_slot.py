@@ -12,16 +12,16 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from everstep.adapters.memory_folder import SHARED_MEMORY, exclusive
 from everstep.domain.errors import WorldError
 
-_SHARED_MEMORY = Path("/dev/shm")
 _SLOTS_MAX = 256
 _KEPT_S = 86_400.0
 """For how long a killed node finds its number again once others start on its machine."""
 
 
-def slots_folder() -> Path:
-    return _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
+def _slots_folder() -> Path:
+    return SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(tempfile.gettempdir())
 
 
 @contextlib.contextmanager
@@ -36,11 +36,11 @@ def node_slot(job: str, *, rank: int | None, folder: Path | None = None) -> Iter
     Raises:
         WorldError: no lock can be had.
     """
-    folder = folder or slots_folder()
+    folder = folder or _slots_folder()
     digest = hashlib.blake2b(job.encode(), digest_size=8).hexdigest()
     stem = f"everstep-node-{os.getuid()}-{digest}"
     try:
-        with _alone(folder):
+        with exclusive(_lock(folder)):
             _sweep(folder, stem)
             number, path, fd = _take(folder, stem, "-" if rank is None else str(rank))
     except OSError as error:
@@ -48,20 +48,14 @@ def node_slot(job: str, *, rank: int | None, folder: Path | None = None) -> Iter
     try:
         yield number
     finally:
-        with contextlib.suppress(OSError), _alone(folder):
+        with contextlib.suppress(OSError), exclusive(_lock(folder)):
             path.unlink()
         os.close(fd)
 
 
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _lock(folder: Path) -> Path:
     """One node at a time looks, so that none takes a number whose file is just going."""
-    fd = os.open(folder / f"everstep-nodes-{os.getuid()}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
+    return folder / f"everstep-nodes-{os.getuid()}.lock"
 
 
 def _sweep(folder: Path, stem: str) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.adapters.memory_slots import map_page
 from everstep.adapters.peer_line import is_loopback
+from everstep.adapters.shared_pages import map_page
 from everstep.domain.errors import ConfigError, EvidenceError
 
 ROSTER_NAME, ADDRESS_NAME, READY_NAME, CREDENTIALS_NAME, COPIES_NAME = (

@@ -6,7 +6,7 @@ Every word has one writer, so nobody waits for anybody. Beside it, the agent's m
 from collections.abc import Sequence
 from pathlib import Path
 
-from everstep.adapters.memory_slots import map_page
+from everstep.adapters.shared_pages import map_page
 
 _WORD_BYTES = 8
 _BROKEN = "broken"

@@ -18,7 +18,7 @@ from everstep.adapters.clock import MonotonicClock
 from everstep.adapters.evidence_files import EvidenceFiles
 from everstep.adapters.guard import Guard
 from everstep.adapters.local_workers import LocalJob, LocalWorkers, Parts
-from everstep.adapters.memory_folder import open_folder
+from everstep.adapters.memory_folder import SHARED_MEMORY, open_folder
 from everstep.adapters.mirror_process import MirrorOrder, MirrorProcess
 from everstep.adapters.peer_hosts import PeerConfig, PeerHosts
 from everstep.adapters.rendezvous_store import RendezvousStores
@@ -35,7 +35,6 @@ from everstep.ports import AgentChannel, Board
 from everstep.runtime.agent import Agent, AgentConfig, AgentPorts
 
 _log = logging.getLogger(__name__)
-_SHARED_MEMORY = Path("/dev/shm")
 _MIRROR_NOTES = "mirror.notes"
 _START = secrets.token_hex(4)
 
@@ -212,7 +211,7 @@ def make_writable(folder: Path, flag: str) -> None:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    parent = _SHARED_MEMORY if _SHARED_MEMORY.is_dir() else Path("/tmp")
+    parent = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path("/tmp")
     folder = parent / f"everstep-{os.getuid()}-{secrets.token_hex(4)}"
     folder.mkdir(mode=0o700)
     try:
