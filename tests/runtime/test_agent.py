@@ -29,6 +29,7 @@ from everstep.domain.events import (
     StepsFinished,
     StoreLost,
     WorkerExited,
+    WorkerReady,
     WorkersStarted,
     WorkersStopped,
 )
@@ -49,6 +50,16 @@ STALL = StallConfig(floor_s=1.5, learn_from=5, unlearned_s=20.0)
 KILL = PlannedFault(number=1, kind=FaultKind.KILL, rank=Rank(1), step=10)
 
 
+class NotedHostView(SimHostView):
+    """Its workers write notes, too."""
+
+    unread: list[Event]
+
+    def notes(self) -> Sequence[Event]:
+        read, self.unread = self.unread, []
+        return read
+
+
 class World:
     """One simulated host with its agent; `play` lets time go by, `heard` is all that the coordinator was told."""
 
@@ -59,7 +70,8 @@ class World:
         self.line = switchboard.lines[HOST] = SimLine(switchboard.events)
         self.switchboard = switchboard
         self.workers = host(HOST, training=self.training, clock=self.clock)
-        view = SimHostView(HOST, workers=self.workers, clock=self.clock)
+        self.view = view = NotedHostView(HOST, workers=self.workers, clock=self.clock)
+        view.unread = []
         config = AgentConfig(host=HOST, address="a", worker_count=2, report_s=report_s, stall=STALL)
         ports = AgentPorts(workers=self.workers, pages=view, evidence=view, channel=self.line, clock=self.clock)
         self.agent = Agent(config, ports)
@@ -123,6 +135,10 @@ class World:
             reason="r",
             deadline_factor=factor,
         )
+
+
+def ready(rank: int, part: str, at_s: float) -> WorkerReady:
+    return WorkerReady(at_s=at_s, attempt=Attempt(1), rank=Rank(rank), part=part, after_s=at_s)
 
 
 def names(events: Sequence[Event]) -> list[str]:
@@ -193,6 +209,21 @@ def test_steps_are_told_before_any_other_news(news: str) -> None:
     assert len(told) >= 2
     assert isinstance(told[0], StepsFinished)
     assert told[0].last_step >= last_step
+
+
+def test_an_agent_that_looks_late_tells_notes_and_steps_in_the_order_in_which_they_happened() -> None:
+    world = World(report_s=1000.0).start()
+    world.play(TURN_S)
+    for _ in range(60):  # the host is busy: the agent gets no turn
+        world.clock.advance(TURN_S)
+        world.training.advance(world.clock.now_s())
+    first_step_at_s = next(mark.at_s for mark in world.training.ranks[Rank(0)].marks if mark.is_step)
+    world.view.unread += [ready(1, "restored", first_step_at_s - 0.01), ready(0, "attached", first_step_at_s - 0.02)]
+    world.view.unread += [ready(0, "first_step", first_step_at_s + 0.01)]
+    told = [event for event in world.at_once(world.stop()) if isinstance(event, WorkerReady | StepsFinished)]
+    assert [event.part if isinstance(event, WorkerReady) else event.first_step for event in told] == [
+        "attached", "restored", 1, "first_step", 2
+    ]  # fmt: skip
 
 
 def test_an_exit_is_told_once_with_where_its_page_stood() -> None:

@@ -5,8 +5,10 @@ It decides nothing but when a silence is worth an inquiry (`policy.stall`), and 
 
 import traceback
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from heapq import merge
+from operator import attrgetter
 
 from everstep.domain.commands import (
     CollectEvidence,
@@ -40,6 +42,8 @@ from everstep.domain.progress import PageView
 from everstep.policy.host_progress import FinishedStep, GroupPhase, HostProgress
 from everstep.policy.stall import StallConfig, StallWatch
 from everstep.ports import AgentChannel, Clock, Evidence, Exit, Pages, Workers
+
+_at_s = attrgetter("at_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -251,19 +255,19 @@ class Agent:
         views = self._pages.views()
         self._views = {view.rank: view for view in views}
         self._changed_at_s = max((view.changed_at_s for view in views), default=self._changed_at_s)
-        self._tell_progress(self._progress.take([mark for view in views for mark in view.marks]))
-        for event in self._pages.notes():
-            self._flush_steps()
-            self._channel.send(event)
+        progress = self._progress.take([mark for view in views for mark in view.marks])
+        notes = sorted(self._pages.notes(), key=_at_s)  # read after the marks: none that led to one is missing
+        for item in merge(progress, notes, key=_at_s):
+            self._tell_news(item)
         if self._clock.now_s() - self._reported_at_s >= self._config.report_s:
             self._flush_steps()
 
-    def _tell_progress(self, news: Sequence[FinishedStep | GroupPhase]) -> None:
-        for item in news:
-            if isinstance(item, FinishedStep):
+    def _tell_news(self, item: FinishedStep | GroupPhase | Event) -> None:
+        match item:
+            case FinishedStep():
                 self._steps.append(item)
                 self._stall.finish_step(item.at_s)
-            else:
+            case GroupPhase():
                 self._flush_steps()
                 self._stall.enter(item.phase, item.at_s)
                 self._channel.send(
@@ -275,6 +279,9 @@ class Agent:
                         step=item.step,
                     )
                 )
+            case _:
+                self._flush_steps()
+                self._channel.send(item)
 
     def _flush_steps(self) -> None:
         self._reported_at_s = now_s = self._clock.now_s()
