@@ -12,13 +12,14 @@ from tests.worker.peer_hosts import complete, wait_for, write_shard
 from everstep.adapters import peer_hosts
 from everstep.adapters.board import LocalBoard
 from everstep.adapters.memory_folder import MemoryFolder, open_folder
-from everstep.adapters.peer_files import COPIES_NAME, ROSTER_NAME
+from everstep.adapters.peer_files import COPIES_NAME, ROSTER_NAME, PeerRoster, read_roster
 from everstep.adapters.peer_hosts import PeerConfig, PeerHosts
 from everstep.adapters.peer_line import make_credentials
 from everstep.adapters.rendezvous_store import Meeting, find_meeting, tell_meeting
 from everstep.domain.commands import HostShare, Rung, StartWorkers
 from everstep.domain.errors import WorldError
 from everstep.domain.ids import Attempt, HostId, Rank
+from everstep.worker.saving.parallel_groups import arrange_keepers
 
 HOSTS = ("a", "b")
 
@@ -40,13 +41,14 @@ def start(attempt: int, hosts: tuple[str, ...] = HOSTS) -> StartWorkers:
 class Host:
     """One host's part, with a folder of its own."""
 
-    def __init__(self, name: str, parent: Path, board: LocalBoard, *, has_room: bool = True) -> None:
+    def __init__(self, name: str, parent: Path, board: LocalBoard, *, has_room: bool = True, rack: str = "") -> None:
         self.held: MemoryFolder | None = open_folder(name, parent=parent) if has_room else None
         config = PeerConfig(
             host=HostId(name),
             folder=self.held.path if self.held else None,
             address="127.0.0.1",
             credentials=parent / "credentials",
+            rack=rack,
         )
         self.board = board
         self.peers = PeerHosts(config, board)
@@ -158,3 +160,31 @@ def test_a_host_waits_no_more_when_another_tells_that_memory_cannot_be_used(
         assert not hosts["a"].peers.prepare(start(1), lambda: False)
         assert time.monotonic() - began_s < 10
     assert caplog.records[-1].message.endswith("go to disk only: host b: its memory is full")
+
+
+def rosters(hosts: dict[str, Host]) -> list[PeerRoster]:
+    found = [read_roster(host.folder) for host in hosts.values()]
+    return [roster for roster in found if roster is not None]
+
+
+def test_copies_go_to_another_rack_and_stay_where_they_are_when_a_host_is_replaced(tmp_path: Path) -> None:
+    make_credentials(tmp_path / "credentials")
+    board, racks = LocalBoard(), {"a": "r1", "b": "r1", "c": "r2", "d": "r2", "z": "r1"}
+    every = {name: Host(name, tmp_path, board, rack=rack) for name, rack in racks.items()}
+    try:
+        hosts = {name: every[name] for name in "abcd"}
+        assert set(prepare(hosts, 1).values()) == {True}
+        first = rosters(hosts)
+        assert all(racks[one] != racks[keeper] for one, keeper in first[0].keepers.items())
+        assert all(found.keepers == first[0].keepers for found in first)
+        for host in hosts.values():  # the ranks have told of groups that leave one choice only
+            arrange_keepers(host.folder, [(0, 1, 4, 5), (2, 3, 6, 7)])
+        crossed = {"a": "d", "b": "c", "c": "b", "d": "a"}
+        assert [found.keepers for found in rosters(hosts)] == [crossed] * 4
+        hosts = {name: every[name] for name in "zbcd"}  # for a comes z, which knows of nothing
+        assert set(prepare(hosts, 2).values()) == {True}
+        assert [found.keepers for found in rosters(hosts)] == [{"z": "d", "b": "c", "c": "b", "d": "z"}] * 4
+        assert {found.groups for found in rosters(hosts)} == {((0, 1, 4, 5), (2, 3, 6, 7))}
+    finally:
+        for host in every.values():
+            host.peers.close()

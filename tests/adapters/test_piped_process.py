@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -21,7 +22,9 @@ if mode == "dies":
     sys.exit(1)
 while os.read(pipe, 1):
     pass
-if mode == "stubborn":
+with open(log, "a") as file:
+    file.write("finishing ")
+if mode == "stubborn" or (mode == "dies twice" and open(log).read().count("finishing") < 3):
     time.sleep(60)
 """
 
@@ -62,6 +65,32 @@ def test_one_that_dies_young_is_started_ever_less_often(log: Path, monkeypatch: 
         time.sleep(0.005)
     assert 1 <= starts(log) <= 6  # after 0.05, 0.1, 0.2, 0.4, 0.8 s and not sixty times
     assert process._pause_s > 0.1
+
+
+def test_one_that_is_killed_over_what_is_left_is_started_again_until_it_is_done(log: Path) -> None:
+    process = PipedProcess("piped_program", ["dies twice", str(log)])
+
+    def kill_twice() -> None:
+        for number in (1, 2):
+            wait_for(
+                lambda number=number: log.exists() and log.read_text().count("finishing") == number, "the last work"
+            )
+            os.kill(process.pid, signal.SIGKILL)
+
+    killer = threading.Thread(target=kill_twice)
+    killer.start()
+    assert process.finish(within_s=60, what="nothing")
+    killer.join()
+    assert log.read_text().count("finishing") == 3
+
+
+def test_one_that_dies_over_it_each_time_is_not_said_to_be_done(log: Path, caplog: pytest.LogCaptureFixture) -> None:
+    process = PipedProcess("piped_program", ["dies", str(log)])
+    with caplog.at_level(logging.WARNING):
+        assert not process.finish(within_s=60, what="the newest step is not on disk")
+    told = "the newest step is not on disk: its process has died 5 times over it, at last with exit code 1"
+    assert caplog.messages == [told]
+    assert starts(log) == 5
 
 
 def test_one_that_does_not_finish_is_told_of_and_left_to_it(log: Path, caplog: pytest.LogCaptureFixture) -> None:

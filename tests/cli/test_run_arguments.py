@@ -150,6 +150,22 @@ def test_torchruns_flags_are_understood_in_both_spellings(
         assert getattr(plan(*spelling, "train.py"), attribute) == parsed
 
 
+def test_a_rack_is_what_was_typed_or_else_what_slurm_says_is_around_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    def rack(*arguments: str) -> str:
+        hosts = plan(*TWO, *arguments, "train.py").hosts
+        assert hosts is not None
+        return hosts.rack
+
+    assert rack() == ""
+    monkeypatch.setenv("SLURM_TOPOLOGY_ADDR", "node7.cluster")
+    monkeypatch.setenv("SLURM_TOPOLOGY_ADDR_PATTERN", "node")
+    assert rack() == ""
+    monkeypatch.setenv("SLURM_TOPOLOGY_ADDR", "core.leaf3.node7.cluster")
+    monkeypatch.setenv("SLURM_TOPOLOGY_ADDR_PATTERN", "switch.switch.node")
+    assert rack() == "core.leaf3"
+    assert rack("--rack", "row 4") == "row 4"
+
+
 def test_a_command_line_for_torchrun_is_a_command_line_for_everstep() -> None:
     found = plan(
         "--standalone",

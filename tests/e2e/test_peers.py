@@ -55,6 +55,40 @@ def test_a_job_that_loses_a_host_with_all_its_memory_goes_on_from_the_copies_bit
     assert "everstep:" not in lab.errors("first") + lab.errors("second")
 
 
+def test_a_whole_parallel_group_that_is_lost_comes_back_from_hosts_outside_of_it(
+    lab: Any,  # noqa: F811 - the fixture that is imported
+    tmp_path: Path,
+) -> None:
+    spec = {"kind": "hsdp", "world": 4, "until": 40, "pause_s": 0.01}  # ranks 0 and 1 hold one replica, 2 and 3 another
+    whole = lab.train("whole", **spec, directory=str(tmp_path / "other"))
+    with Cluster(tmp_path, {name: (rank,) for rank, name in enumerate("abcd")}) as cluster:
+        cluster.restore()
+        pids = lab.start("first", **spec, memories=cluster.memories())
+
+        def kept_outside() -> int:
+            """The newest step of the second replica that the hosts of the first one hold."""
+            held = [{v.step for name in "ab" for v in cluster.hosts[name].copies(rank)} for rank in (2, 3)]
+            return max(held[0] & held[1], default=0)
+
+        wait_for(lambda: kept_outside() >= 8, f"copies of a step; {cluster.errors()}{lab.errors('first')}")
+        step = kept_outside()
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        for name in "cd":
+            cluster.hosts[name].lose()
+        lab.wait()
+        for name in "cd":
+            cluster.hosts[name].come_up()
+        found = {told.step for told in cluster.restore()}
+        assert len(found) == 1
+        assert (restored := found.pop()) is not None
+        assert restored >= step
+        resumed = lab.train("second", **spec, memories=cluster.memories(), seed=99)
+        assert lab.restored_step("second") == restored
+        assert resumed == [rank[restored:] for rank in whole]
+    assert "defect" not in cluster.errors()
+
+
 def test_a_damaged_slot_of_a_living_host_is_brought_again_from_a_copy(
     lab: Any,  # noqa: F811 - the fixture that is imported
     tmp_path: Path,

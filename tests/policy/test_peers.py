@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.policy.peers import Host, Placement, place
+from everstep.policy.peers import Host, Placement, members_as_hosts, place
 
 labels = st.tuples(st.sampled_from("ABC"), st.lists(st.sampled_from("uvwx"), max_size=2, unique=True))
 
@@ -123,3 +123,18 @@ def test_ten_thousand_hosts_with_racks_and_groups_are_placed_and_mended_in_a_mom
     moved = [name for name, keeper in before.keepers.items() if after.keepers.get(name) != keeper]
     assert len(moved) <= 4
     assert took_s < 1.0
+
+
+def test_the_hosts_of_a_job_are_labelled_by_rack_and_by_the_groups_of_their_ranks() -> None:
+    ranks = {"a": (0, 1), "b": (2, 3), "c": (4, 5), "d": (6, 7)}
+    everywhere, one_host, replicas = tuple(range(8)), (0, 1), [(0, 1, 2, 3), (4, 5, 6, 7)]
+    hosts = members_as_hosts(ranks, {"c": "r1"}, [everywhere, one_host, *replicas])
+    assert hosts == [
+        Host(name="a", groups=("ranks 0,1,2,3",)),
+        Host(name="b", groups=("ranks 0,1,2,3",)),
+        Host(name="c", rack="r1", groups=("ranks 4,5,6,7",)),
+        Host(name="d", groups=("ranks 4,5,6,7",)),
+    ]
+    placed = place(hosts)
+    assert {(one in "ab", keeper in "cd") for one, keeper in placed.keepers.items()} == {(True, True), (False, False)}
+    assert placed.doubts == ()

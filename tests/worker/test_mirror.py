@@ -1,6 +1,7 @@
 """A checkpoint in the mirror is whole or does not count, also when uploads fail, tear or are killed at any moment."""
 
 import contextlib
+import fcntl
 import json
 import os
 import random
@@ -266,6 +267,19 @@ def test_after_kill_9_of_the_uploader_at_any_moment_the_mirror_has_a_whole_step_
         pass
     assert complete(mirror)[0] == 50
     assert not list(directory.glob(f"{HELD}*"))
+
+
+def test_an_uploader_that_finds_an_earlier_one_at_work_waits_for_it_even_when_the_run_is_over(
+    directory: Path, tmp_path: Path
+) -> None:
+    save(directory, 10)
+    lock = os.open(directory / ".mirror.lock", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)  # what the earlier one, of a start that was killed, does
+    process = MirrorProcess(order(directory, tmp_path))
+    assert not process.close(within_s=2.0)
+    os.close(lock)
+    assert process.close(within_s=30.0)
+    assert complete(Mirror(ObjectStore(f"file://{tmp_path}/store"))) == [10]
 
 
 def test_prune_says_what_the_disk_does_not_remove_and_removes_what_a_killed_one_left(

@@ -17,7 +17,15 @@ from tests.worker.peer_hosts import MB, TWO, Cluster, complete, save, steps, wai
 
 from everstep.adapters import peer_line
 from everstep.adapters.memory_slots import RankSlots, SlotHeader, image_path, rest_path
-from everstep.adapters.peer_files import COPIES_NAME, ROSTER_NAME, PeerPin, PeerRoster, read_address, write_roster
+from everstep.adapters.peer_files import (
+    COPIES_NAME,
+    ROSTER_NAME,
+    PeerPin,
+    PeerRoster,
+    read_address,
+    read_roster,
+    write_roster,
+)
 from everstep.adapters.peer_line import (
     Credentials,
     Line,
@@ -37,6 +45,7 @@ from everstep.worker.peers.service import News, Offer, Request, fetch
 from everstep.worker.peers.shard_store import PIECE_BYTES, ShardStore, version_of
 from everstep.worker.restoring import mending
 from everstep.worker.restoring.mending import Mending
+from everstep.worker.saving.parallel_groups import arrange_keepers
 
 
 def test_each_host_holds_the_others_newest_step_and_a_replaced_one_gets_its_own_back(tmp_path: Path) -> None:
@@ -54,6 +63,43 @@ def test_each_host_holds_the_others_newest_step_and_a_replaced_one_gets_its_own_
             assert [v.step for v in complete(cluster.hosts["b"].folder, rank)] == [9]
         for host in cluster.hosts.values():
             host.stop()
+    assert "defect" not in cluster.errors()
+
+
+def test_copies_follow_when_other_hosts_become_the_keepers_and_the_old_ones_free_them(tmp_path: Path) -> None:
+    with Cluster(tmp_path, {name: (rank,) for rank, name in enumerate("abcd")}) as cluster:
+
+        def arrange(*groups: tuple[int, ...]) -> dict[str, str]:
+            for host in cluster.hosts.values():
+                arrange_keepers(host.folder, groups)
+            found = read_roster(cluster.hosts["a"].folder)
+            assert found is not None
+            return dict(found.keepers)
+
+        def lie_with(keepers: Mapping[str, str], step: int) -> bool:
+            """Every shard on its own host and with its keeper, of this step, and nowhere else any."""
+            places = {
+                (rank, name): max(version.step for version in held)
+                for rank in range(4)
+                for name, host in cluster.hosts.items()
+                if (held := host.copies(rank))
+            }
+            return places == {(n, place): step for n, own in enumerate("abcd") for place in (own, keepers[own])}
+
+        cluster.tell()
+        first = arrange((0, 1), (2, 3))
+        assert all((one in "ab") != (keeper in "ab") for one, keeper in first.items())
+        save(cluster, 7, slot=0)
+        wait_for(lambda: lie_with(first, 7), f"copies of step 7; {cluster.errors()}")
+        second = arrange((0, 3), (1, 2))
+        assert all((one in "ad") != (keeper in "ad") for one, keeper in second.items())
+        assert first != second
+        save(cluster, 9, slot=1)
+        wait_for(lambda: lie_with(second, 9), f"copies of step 9 with the new keepers alone; {cluster.errors()}")
+        for owner, keeper in first.items():
+            if second[owner] != keeper:
+                folder = cluster.hosts[keeper].folder / COPIES_NAME
+                assert not list(folder.glob(f"rank-{'abcd'.index(owner):05d}.*.*"))
     assert "defect" not in cluster.errors()
 
 

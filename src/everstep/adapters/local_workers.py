@@ -35,7 +35,7 @@ from everstep.ports import Board, Exit, Started
 
 _DIES_WITHIN_S = 5.0
 _PAUSE_S = 0.02
-_SAVED_WITHIN_S = 60.0
+SAVED_WITHIN_S = 60.0
 _MIRRORED_WITHIN_S = 3600.0  # it ends by itself when nothing moves for a minute
 _FROM_OUTSIDE = {
     FaultKind.KILL: signal.SIGKILL,
@@ -230,7 +230,7 @@ class LocalWorkers:
             self._standby.close()
         kill_run(self._job.mark)
         if self._saver is not None:
-            self._saver.close(within_s=_SAVED_WITHIN_S)
+            self._saver.close(within_s=SAVED_WITHIN_S)
         if self._peers is not None:
             self._peers.close()  # after the savers, whose words it carries
         if self._mirror is not None:

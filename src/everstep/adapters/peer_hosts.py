@@ -9,7 +9,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import msgspec
@@ -24,14 +24,15 @@ from everstep.adapters.peer_files import (
     Readiness,
     read_address,
     read_readiness,
+    read_roster,
     write_roster,
 )
 from everstep.adapters.peer_repairs import forget_repairs
 from everstep.adapters.piped_process import PipedProcess
 from everstep.domain.commands import StartWorkers
-from everstep.domain.errors import WorldError
+from everstep.domain.errors import ConfigError, EvidenceError, WorldError
 from everstep.domain.ids import HostId
-from everstep.policy.peers import Host, place
+from everstep.policy.peers import members_as_hosts, place
 from everstep.ports import Board
 
 _log = logging.getLogger(__name__)
@@ -67,11 +68,18 @@ class PeerConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Offer:
-    """What a host puts on the board: its replicator's address, or why it has none."""
+    """What a host puts on the board: its replicator's address, or why it has none.
+
+    Attributes:
+        attempt, keepers, groups: of the roster that it followed last.
+    """
 
     address: str = ""
     rack: str = ""
     problem: str = ""
+    attempt: int = 0
+    keepers: dict[str, str] = field(default_factory=dict)
+    groups: tuple[tuple[int, ...], ...] = ()
 
 
 class PeerHosts:
@@ -107,7 +115,7 @@ class PeerHosts:
         if len(command.shares) == 1:
             self._forget_roster()
             return self._config.folder is not None
-        offers = self._exchange(_ADDRESS, command, self._offer(), is_called_off)
+        offers = self._exchange(_ADDRESS, command, self._offer(command), is_called_off)
         problems = {host: offer.problem for host, offer in offers.items() if offer.problem}
         if not problems:
             self._write_roster(command, offers)
@@ -139,7 +147,7 @@ class PeerHosts:
                 offers[share.host] = msgspec.json.decode(content, type=_Offer)
         return offers
 
-    def _offer(self) -> _Offer:
+    def _offer(self, command: StartWorkers) -> _Offer:
         if self._process is None or self._config.folder is None:
             return _Offer(problem="there is no room in memory")
         if problem := _take_credentials(self._config):
@@ -150,18 +158,35 @@ class PeerHosts:
             if time.monotonic() > ends_s:
                 return _Offer(problem=f"its replicator did not come up within {_UP_WITHIN_S:.0f} s")
             time.sleep(_LOOK_S)
-        return _Offer(address=address, rack=self._config.rack)
+        offer = _Offer(address=address, rack=self._config.rack)
+        with contextlib.suppress(EvidenceError, ConfigError):  # an older version's says nothing
+            if (before := read_roster(self._config.folder)) is not None:
+                is_same_size = sum(map(len, before.ranks.values())) == command.world_size
+                offer = replace(
+                    offer,
+                    attempt=before.attempt,
+                    keepers=dict(before.keepers),
+                    groups=before.groups if is_same_size else (),
+                )
+        return offer
 
     def _write_roster(self, command: StartWorkers, offers: dict[HostId, _Offer]) -> None:
         assert self._config.folder is not None
-        hosts = [Host(name=host, rack=offer.rack) for host, offer in sorted(offers.items())]
+        # All hosts must see the same; one that was killed early may know less of the same attempt.
+        _, before = max(offers.items(), key=lambda item: (item[1].attempt, len(item[1].groups), item[0]))
+        ranks: dict[str, tuple[int, ...]] = {
+            s.host: tuple(range(s.first_rank, s.first_rank + s.count)) for s in command.shares
+        }
+        racks: dict[str, str] = {host: offer.rack for host, offer in offers.items() if offer.rack}
         roster = PeerRoster(
             generation=int(command.attempt),
             attempt=int(command.attempt),
             host=self._config.host,
             addresses={host: offer.address for host, offer in offers.items()},
-            ranks={s.host: tuple(range(s.first_rank, s.first_rank + s.count)) for s in command.shares},
-            keepers=place(hosts).keepers,
+            ranks=ranks,
+            keepers=place(members_as_hosts(ranks, racks, before.groups), before.keepers).keepers,
+            racks=racks,
+            groups=before.groups,
             restoring=True,
         )
         forget_repairs(self._config.folder)

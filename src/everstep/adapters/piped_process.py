@@ -17,6 +17,8 @@ _TELL_EVERY_S = 10.0
 _BETWEEN_STARTS_S = 1.0
 _BETWEEN_STARTS_MAX_S = 10.0
 _LONG_LIFE_S = 2.0
+_LAST_STARTS = 5
+"""Whoever is killed while it finishes what is left is started again so often."""
 
 
 class PipedProcess:
@@ -48,15 +50,24 @@ class PipedProcess:
         self._start()
 
     def finish(self, *, within_s: float, what: str) -> bool:
-        """Let it do what is left, telling every ten seconds that it is waited for; False when it takes longer.
+        """Let it do what is left, telling every ten seconds that it is waited for; False when it is not done by then.
+
+        One that is killed or fails meanwhile is started again: what it had to do is still to be done.
 
         Args:
             what: what is not so yet, for the beginning of a sentence.
         """
-        if not self.is_alive():
-            self._start()  # what a dead one had to do is still to be done
-        self._drop_pipe()
-        return self._wait_told(within_s, what)
+        started_s = time.monotonic()
+        code: int | None = 1
+        for _ in range(_LAST_STARTS):
+            if not self.is_alive():
+                self._start()
+            self._drop_pipe()
+            code = self._wait_told(started_s, within_s, what)
+            if not code:
+                return code is not None
+        _log.warning("%s: its process has died %d times over it, at last with exit code %d", what, _LAST_STARTS, code)
+        return False
 
     def _start(self) -> None:
         self._started_s = time.monotonic()
@@ -80,18 +91,16 @@ class PipedProcess:
             os.close(self._write_end)
             self._write_end = -1
 
-    def _wait_told(self, within_s: float, what: str) -> bool:
+    def _wait_told(self, started_s: float, within_s: float, what: str) -> int | None:
+        """Its exit code; None when the time is over before it ends."""
         assert self._process is not None
-        started_s = time.monotonic()
         while True:
             left_s = started_s + within_s - time.monotonic()
             try:
-                self._process.wait(min(_TELL_EVERY_S, max(left_s, 0.0)))
+                return self._process.wait(min(_TELL_EVERY_S, max(left_s, 0.0)))
             except subprocess.TimeoutExpired:
                 if left_s <= _TELL_EVERY_S:
                     _log.warning("%s; process %d goes on by itself until it is", what, self.pid)
-                    return False
+                    return None
                 waited_s = time.monotonic() - started_s
                 _log.warning("%s after %.0f s; waiting up to %.0f s", what, waited_s, within_s)
-                continue
-            return True

@@ -4,12 +4,14 @@ Knows nothing of checkpoints; the process behind it is `everstep.worker.saving.s
 """
 
 import contextlib
+import logging
 from pathlib import Path
 
 from everstep.adapters.memory_folder import MemoryFolder, remove_folder
 from everstep.adapters.memory_slots import JOB_NAME
 from everstep.adapters.piped_process import PipedProcess
 
+_log = logging.getLogger(__name__)
 KEPT_NAME = "kept"
 """A saver that leaves this file leaves the folder, too: what is in it is not on disk, and other hosts may come back."""
 
@@ -39,15 +41,28 @@ class SaverProcess:
             self._process.ensure()
 
     def close(self, *, within_s: float) -> bool:
-        """Let the saver finish: the newest complete state becomes durable, and the folder goes.
+        """Let the saver finish: the newest complete state becomes durable, and the folder goes; else it stays.
 
-        Returns False when that takes longer; the saver then goes on by itself. Either is told while it is waited for.
+        Returns False when that takes longer; the saver then goes on by itself. All of it is told.
         """
         done = True
         if self._process.pid or (self._folder.path / JOB_NAME).exists():
             done = self._process.finish(within_s=within_s, what="the newest step is not on disk")
-        if done and not (self._folder.path / KEPT_NAME).exists():
+        if (self._folder.path / KEPT_NAME).exists():
+            _log.warning(
+                "the newest step could not be made durable and stays in %s, which holds %.1f GB of memory: the same "
+                "command again goes on from there, and the next start of another run on this host removes it",
+                self._folder.path,
+                _size_of(self._folder.path) / 1e9,
+            )
+        elif done:
             remove_folder(self._folder.path)
         with contextlib.suppress(OSError):
             self._folder.release()
         return done
+
+
+def _size_of(folder: Path) -> int:
+    with contextlib.suppress(OSError):  # it goes meanwhile
+        return sum(path.stat().st_blocks * 512 for path in folder.iterdir())
+    return 0

@@ -20,7 +20,7 @@ from everstep.adapters.clock import MonotonicClock
 from everstep.adapters.ledger_file import LedgerFile
 from everstep.adapters.processes import become_subreaper, kill_run
 from everstep.adapters.snapshot_request import Collect, answering
-from everstep.cli.host_parts import Seat, guarded, make_agent, make_host, scratch_folder
+from everstep.cli.host_parts import Seat, bring_to_disk, guarded, make_agent, make_host, scratch_folder
 from everstep.cli.run_arguments import RunPlan, command_line
 from everstep.domain.codec import Entry, is_command
 from everstep.domain.commands import Command, FinishJob
@@ -94,6 +94,8 @@ def coordinate(
             if not is_command(entry.body):
                 job.handle(entry.body)  # type: ignore[arg-type]
         if entries and (end := _already_done(entries)) is not None:
+            if plan.hosts is None:
+                bring_to_disk(make_seat(_run_id(plan, entries)))
             return end
         if entries and plan.faults:
             _log.warning("--inject is ignored: the faults of a run that is continued stand in its ledger")
@@ -154,6 +156,11 @@ def _already_done(entries: Sequence[Entry]) -> FinishJob | None:
     return last if isinstance(last, FinishJob) and last.exit_code is ExitCode.DONE else None
 
 
+def _run_id(plan: RunPlan, entries: Sequence[Entry]) -> str:
+    first = entries[0].body
+    return first.run if isinstance(first, RunStarted) else plan.run_dir.name
+
+
 def _opening(plan: RunPlan, entries: Sequence[Entry]) -> _Opening:
     host_count = plan.hosts.need if plan.hosts else 1
     if not entries:
@@ -174,13 +181,11 @@ def _opening(plan: RunPlan, entries: Sequence[Entry]) -> _Opening:
             f"the run in {plan.run_dir} is of {first.host_count} hosts and cannot go on with {host_count}: "
             f"write --nnodes {first.host_count}, or give another --run-dir"
         )
-    run = first.run if isinstance(first, RunStarted) else plan.run_dir.name
     left = datetime.fromisoformat(last.wall)
     gap_s = max(0.0, (datetime.now(left.tzinfo) - left).total_seconds())
     start_at_s = last.body.at_s + gap_s
-    return _Opening(
-        run=run, event=RunResumed(at_s=start_at_s, gap_s=gap_s, command=command_line()), start_at_s=start_at_s
-    )
+    resumed = RunResumed(at_s=start_at_s, gap_s=gap_s, command=command_line())
+    return _Opening(run=_run_id(plan, entries), event=resumed, start_at_s=start_at_s)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,9 @@
 """The flags of `everstep run` that speak of several hosts, turned into one plan. Knows no socket."""
 
 import argparse
+import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +27,7 @@ class HostsPlan:
         run_dir, credentials: folders.
         wait_s: for hosts, and for the coordinator.
         fixed_port: MASTER_PORT; 0 for a free one.
+        rack: what fails together with this host; empty where nobody knows.
     """
 
     nnodes: str
@@ -37,6 +39,7 @@ class HostsPlan:
     credentials: Path
     wait_s: float
     fixed_port: int = 0
+    rack: str = ""
 
 
 def add_host_flags(add: Callable[..., None]) -> None:
@@ -84,6 +87,13 @@ def add_own_host_flags(own: "argparse._ArgumentGroup") -> None:
         help="with several hosts: what proves that a host belongs to the job, where the run directory is not shared "
         "(default: RUN_DIR/credentials, made by the coordinator)",
     )
+    own.add_argument(
+        "--rack",
+        default="",
+        metavar="NAME",
+        help="with several hosts: what fails together with this host, as a rack, a switch or a power feed; copies of "
+        "its memory go to a host with another NAME (default: Slurm's leaf switch or block, where it tells)",
+    )
 
 
 def plan_hosts(args: argparse.Namespace) -> HostsPlan | None:
@@ -118,7 +128,19 @@ def plan_hosts(args: argparse.Namespace) -> HostsPlan | None:
         credentials=Path(args.credentials) if args.credentials else run_dir / "credentials",
         wait_s=args.host_timeout,
         fixed_port=0 if is_classic else args.master_port,
+        rack=args.rack or slurm_rack(os.environ),
     )
+
+
+def slurm_rack(environment: Mapping[str, str]) -> str:
+    """What Slurm's topology says is around this node; empty where it says nothing.
+
+    `SLURM_TOPOLOGY_ADDR` names it from the top down to the node, and `SLURM_TOPOLOGY_ADDR_PATTERN` what each part is.
+    """
+    parts = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    address = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".", len(parts) - 1)
+    is_known = len(parts) > 1 and parts[-1] == "node" and len(address) == len(parts)
+    return ".".join(address[:-1]) if is_known else ""
 
 
 def _counts(text: str) -> tuple[int, int]:

@@ -17,13 +17,13 @@ from pathlib import Path
 from everstep.adapters.clock import MonotonicClock
 from everstep.adapters.evidence_files import EvidenceFiles
 from everstep.adapters.guard import Guard
-from everstep.adapters.local_workers import LocalJob, LocalWorkers, Parts
-from everstep.adapters.memory_folder import SHARED_MEMORY, open_folder
+from everstep.adapters.local_workers import SAVED_WITHIN_S, LocalJob, LocalWorkers, Parts
+from everstep.adapters.memory_folder import SHARED_MEMORY, folder_of, open_folder
 from everstep.adapters.mirror_process import MirrorOrder, MirrorProcess
 from everstep.adapters.peer_hosts import PeerConfig, PeerHosts
 from everstep.adapters.rendezvous_store import RendezvousStores
 from everstep.adapters.roster import Roster
-from everstep.adapters.saver_process import SaverProcess
+from everstep.adapters.saver_process import KEPT_NAME, SaverProcess
 from everstep.adapters.standby import Standby
 from everstep.adapters.worker_environment import RUN_VARIABLE, everstep_defaults
 from everstep.adapters.worker_logs import WorkerLogs
@@ -167,6 +167,7 @@ def _peers(plan: RunPlan, seat: Seat, saver: SaverProcess | None) -> PeerHosts |
         folder=saver.path if saver is not None else None,
         address=seat.address,
         credentials=plan.hosts.credentials,
+        rack=plan.hosts.rack,
     )
     return PeerHosts(config, seat.board)
 
@@ -178,6 +179,12 @@ def _saver(seat: Seat) -> SaverProcess | None:
     except WorldError as problem:
         _log.warning("checkpoints stay out of memory and go to disk only: %s", problem)
         return None
+
+
+def bring_to_disk(seat: Seat) -> None:
+    """Make durable what an earlier start of the run had to leave in memory."""
+    if (folder_of(seat.name) / KEPT_NAME).exists() and (saver := _saver(seat)) is not None:
+        saver.close(within_s=SAVED_WITHIN_S)
 
 
 def _compile_cache(run_dir: Path) -> Path | None:

@@ -55,6 +55,26 @@ def place(hosts: Sequence[Host], before: Mapping[str, str] | None = None) -> Pla
     return Placement(keepers=_Search(labels, keepers).complete(), doubts=labels.doubts())
 
 
+def members_as_hosts(
+    ranks: Mapping[str, Sequence[int]], racks: Mapping[str, str], groups: Sequence[Sequence[int]]
+) -> list[Host]:
+    """The hosts of a job with their labels.
+
+    Args:
+        ranks: of each host.
+        racks: of the hosts whose rack somebody knows.
+        groups: ranks that are lost, or sent away, together. One that is on all hosts tells nothing, and is left out.
+    """
+    owners = {rank: host for host, own in ranks.items() for rank in own}
+    labels: dict[str, list[str]] = {host: [] for host in ranks}
+    for group in groups:
+        hosts = {owners[rank] for rank in group if rank in owners}
+        if 1 < len(hosts) < len(ranks):
+            for host in hosts:
+                labels[host].append("ranks " + ",".join(map(str, group)))
+    return [Host(name=host, rack=racks.get(host, ""), groups=tuple(labels[host])) for host in sorted(ranks)]
+
+
 class _Labels:
     """The hosts by number, with the labels that tell them apart."""
 

@@ -311,6 +311,8 @@ class Run:
         if self.stopping is not None and self.stopping.due(self._step):
             self._stop(self.stopping, until)
         if self._save_asked or self._step == until:
+            if self._step == until and self._memory.is_on(self._step):
+                self._save_to_memory()  # there it outlives a disk that fails or hangs just now
             self._save()
         elif self._step >= self._memory_opens_after and self._memory.is_wanted:
             if self._has_other_slots:  # they make room, so what they hold must be somewhere else first
@@ -328,7 +330,8 @@ class Run:
         elif due:
             self._save()
         if self._step == until and self._saved_step != self._step and self._leads:
-            _log.warning("everstep: the final state, step %d, is on no disk: its save failed", self._step)
+            where = "in memory alone, for the saver to try again" if self._memory.is_on(self._step) else "on no disk"
+            _log.warning("everstep: the final state, step %d, is %s: its save failed", self._step, where)
 
     def _stop(self, stopping: Stopping, until: int) -> None:
         """Save the step that all ranks save, where this is it, and leave if this rank was asked to."""

@@ -190,21 +190,22 @@ class Uploader:
         self._notes.write(event)
 
 
-def _sole(directory: Path, pipe: int) -> bool:
-    """Wait until no earlier uploader of this directory is at work, and clean up; False when the run is over."""
+def _be_sole(directory: Path) -> None:
+    """Wait until no earlier uploader of this directory is at work, and clean up.
+
+    Also when the run is over meanwhile: the earlier one may not know of the last step.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     lock = os.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     while True:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if _is_over(pipe, POLL_S):
-                return False
+            time.sleep(POLL_S)
             continue
         break
     for leftover in directory.glob(f"{HELD}*"):
         shutil.rmtree(leftover, ignore_errors=True)
-    return True
 
 
 def _is_over(pipe: int, within_s: float) -> bool:
@@ -217,8 +218,7 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)  # whoever ends the job closes the pipe
     os.nice(_NICENESS)
     pipe, order = int(arguments[0]), msgspec.json.decode(arguments[1], type=MirrorOrder)
-    if not _sole(Path(order.directory), pipe):
-        return 0
+    _be_sole(Path(order.directory))
     uploader, closing = Uploader(order), False
     while not uploader.turn(closing=closing):
         closing = closing or _is_over(pipe, POLL_S)

@@ -10,15 +10,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from everstep.adapters.memory_slots import SlotHeader
+from everstep.adapters.memory_slots import SlotHeader, ranks_present
 from everstep.adapters.peer_files import PeerPin, PeerRoster
 from everstep.adapters.peer_line import Credentials
 from everstep.adapters.peer_repairs import Repair, Repaired, answer_repair, is_asked, repairs_asked, take_repair
 from everstep.domain.errors import EvidenceError, WorldError
-from everstep.policy.replication import Fetch, Plan, Version, Word, slot_for_copy
+from everstep.policy.replication import Fetch, Plan, Version, Word, held_everywhere, slot_for_copy
 from everstep.worker.peers.board import Board, members_of
 from everstep.worker.peers.service import Request, fetch
-from everstep.worker.peers.shard_store import PIECE_BYTES, Fill, ShardStore, drop_files, version_of
+from everstep.worker.peers.shard_store import PIECE_BYTES, Fill, ShardStore, drop, drop_files, version_of
 
 _log = logging.getLogger(__name__)
 COPY_COUNT = 2
@@ -87,12 +87,27 @@ class Mover:
         if self._board.failed is not None and self._board.failed != word.wanted:
             self._board.failed = None
         if word.wanted is None or self._board.failed is not None:
+            self._drop_stale(roster)
             return False
         if self._has_foreign_files and (word.plan is None or word.plan.version != word.wanted):
             # All ranks have saved anew, so what was brought in for their restoring is out of date.
             drop_files(self._stores.slots.folder, keep=roster.ranks[roster.host])
             self._has_foreign_files = False
         return self._copy_own(roster, word) or self._copy_others(roster, credentials, word)
+
+    def _drop_stale(self, roster: PeerRoster) -> None:
+        """Free copies for which others have become the keepers, once these hold something as new."""
+        members, reports, copies = members_of(roster), self._board.reports(), self._stores.copies
+        others = set(ranks_present(copies.folder)) - set(members.kept_by(roster.host))
+        stale = {
+            rank: max(found) for rank in others if (found := [v for v in _versions(copies, rank) if v is not None])
+        }
+        if not stale or any(host not in reports for host in roster.ranks):
+            return
+        held = held_everywhere(members, reports)
+        for rank, newest in stale.items():
+            if held is not None and newest <= held:
+                drop(copies, rank)
 
     # Copies while the ranks train.
 

@@ -255,7 +255,7 @@ def main(arguments: list[str]) -> int:
     os.nice(_NICENESS)
     pipe, folder = int(arguments[0]), Path(arguments[1])
     if share_lock(folder) is None:
-        return 1
+        return 0  # the folder is gone
     replicator = Replicator(folder, *arguments[2:3])
     while not (select.select([pipe], [], [], POLL_S)[0] and not os.read(pipe, 1)):
         replicator.turn()

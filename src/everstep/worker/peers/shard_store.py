@@ -210,13 +210,24 @@ class ShardStore:
             )
 
 
+def drop(store: ShardStore, shard: int) -> None:
+    """Free what a shard takes."""
+    for slot in range(SLOT_COUNT):
+        store.write_header(shard, slot, SlotHeader())
+    _unlink(store.folder, shard)
+
+
 def drop_files(folder: Path, keep: tuple[int, ...]) -> None:
     """Remove the files of all shards in a folder but these: they are of a moment that is over."""
     for shard in ranks_present(folder):
         if shard not in keep:
-            for slot in range(SLOT_COUNT):
-                image_path(folder, shard, slot).unlink(missing_ok=True)
-                rest_path(folder, shard, slot).unlink(missing_ok=True)
+            _unlink(folder, shard)
+
+
+def _unlink(folder: Path, shard: int) -> None:
+    for slot in range(SLOT_COUNT):
+        image_path(folder, shard, slot).unlink(missing_ok=True)
+        rest_path(folder, shard, slot).unlink(missing_ok=True)
 
 
 @contextmanager

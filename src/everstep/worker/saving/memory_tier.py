@@ -46,6 +46,7 @@ from everstep.worker.saving.host_pins import HostPins
 from everstep.worker.saving.memory_image import Image, lay_out, remove, write_rest
 from everstep.worker.saving.memory_room import room_bytes, taken_bytes
 from everstep.worker.saving.memory_state import Bulk, Unfit, shares_of
+from everstep.worker.saving.parallel_groups import Group, arrange_keepers, groups_led_by
 from everstep.worker.saving.replicas import agree_on_replicas
 from everstep.worker.saving.saver_order import SaverOrder, order_saver
 from everstep.worker.saving.schedule import SaveConfig, best_interval_s, job_mtbf_s
@@ -74,6 +75,7 @@ class _Bid:
 
     Attributes:
         host: the rank's, where the job has several.
+        groups: the parallel groups that it is the first rank of, there.
         there_bytes, room_bytes: what the run's folder on this host has taken, and what is still free.
     """
 
@@ -82,6 +84,7 @@ class _Bid:
     size_bytes: int = 0
     offer: Offer | None = None
     host: str = ""
+    groups: tuple[Group, ...] = ()
     there_bytes: int = 0
     room_bytes: int = 0
 
@@ -152,7 +155,7 @@ class MemoryTier:
         if not problem:
             self._layout = opening.layout
             self._trailer = self._ranks.broadcast(self._trailer)
-            mine = self._lay_out()
+            mine = self._lay_out([group for bid in bids for group in bid.groups])
             problem = next((p.decode() for p in self._ranks.gather(mine.encode()) if p), "")
         if problem:
             self._close(problem)
@@ -307,6 +310,7 @@ class MemoryTier:
             size_bytes=self._bulk.size_bytes,
             offer=self._bulk.offer,
             host=roster.host if roster else "",
+            groups=groups_led_by(self._ranks.rank, state) if roster else (),
             there_bytes=taken_bytes(self._folder),
             room_bytes=int(room_bytes(self._folder)),
         )
@@ -343,7 +347,7 @@ class MemoryTier:
         self._trailer = pack(content, metadata)
         return layouts.digest_of(content)
 
-    def _lay_out(self) -> str:
+    def _lay_out(self, groups: list[Group]) -> str:
         """Make or take over this rank's slots; what went wrong."""
         assert self._bulk is not None
         assert self._folder is not None
@@ -363,6 +367,8 @@ class MemoryTier:
                 self._observer.beat()
             if self._ranks.leads:
                 self._drop_others()
+            if self._host_pins is not None and self._host_pins.orders(rank):
+                arrange_keepers(self._folder, groups)
             self._pages = SavePages(self._folder)
         except (OSError, WorldError, EvidenceError, ConfigError, Unfit) as error:
             return f"rank {rank}: {error}"

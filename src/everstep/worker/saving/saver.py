@@ -1,7 +1,8 @@
 """The saver: one process per host that makes memory slots durable, survives the training, and imports no torch.
 
 It looks at the pages in the run's folder several times a second; nobody waits for it. When the pipe that it was given
-closes, the run is over: it makes the newest complete state durable, removes the folder and ends. Where the job has
+closes, the run is over: it makes the newest complete state durable, removes the folder and ends; a state that no disk
+took stays in it. Where the job has
 several hosts, their savers make one checkpoint together (among_hosts.py): the one of rank 0's host says which.
 """
 
@@ -36,6 +37,10 @@ from everstep.worker.saving.slot_writing import Found, Overtaken, SlotFiles
 
 _log = logging.getLogger(__name__)
 POLL_S = 0.1
+_EAGER_POLL_S = 0.01
+"""While a save is due: what a look costs is added to how long a step takes to become durable."""
+_LOOK_SHARE = 0.02
+"""Of a core, for such looks."""
 TEMPORARY = ".saving-"
 _NICENESS = 10
 _BACKOFF_S = (5.0, 10.0, 30.0, 60.0)
@@ -68,17 +73,26 @@ class Saver:
         self._job_stamp = 0
         self._headers: list[RankSlots] = []
         self._next_s = 0.0
+        self._look_s = 0.0
         self._failed_in_a_row = 0
         self._spoilt: set[int] = set()
         self._own: tuple[int, ...] = ()
         self._leading: Leading | None = None
         self._following: Following | None = None
         self.keeps_folder = False
-        """After `flush`: what is in memory is not on disk, and the hosts may want it when the job is started again."""
+        """After `flush`: what is in memory is not on disk, and is wanted when the job is started again."""
         (folder / KEPT_NAME).unlink(missing_ok=True)
+
+    def pause_s(self) -> float:
+        """How long to wait before the next turn."""
+        left_s = self._next_s - time.monotonic()
+        if self._job is None or self._following is not None or left_s > POLL_S:
+            return POLL_S
+        return min(POLL_S, max(left_s, _EAGER_POLL_S, self._look_s / _LOOK_SHARE))
 
     def turn(self) -> None:
         """Make a step durable if one is due."""
+        began_s = time.monotonic()
         self._read_job()
         if self._following is not None:
             self._follow(self._following)
@@ -91,6 +105,7 @@ class Saver:
         step = steps[0] if steps else None
         if steps and self._leading is not None and every is None:
             step = self._leading.choose(steps, self._pages.plan().at(steps[0]).stride)
+        self._look_s = time.monotonic() - began_s
         if step is not None:
             started_s = time.monotonic()
             is_saved = self._save(step)
@@ -108,7 +123,7 @@ class Saver:
         if self._following is not None:
             self.keeps_folder = not self._follow_to_the_end(self._following)
         elif self._leading is None:
-            self._flush()
+            self.keeps_folder = not self._flush()
         else:
             self._leading.tell(stage=Stage.LAST)
             self._leading.is_alone = False
@@ -368,31 +383,33 @@ class Saver:
 
 
 def main(arguments: list[str]) -> int:
-    """`saver FD FOLDER`: save until the pipe closes, then once more, and remove the folder."""
+    """`saver FD FOLDER`: save until the pipe closes, then once more, and remove the folder if that went well."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # whoever ends the job closes the pipe
     os.nice(_NICENESS)
     pipe, folder = int(arguments[0]), Path(arguments[1])
     lock = share_lock(folder)
     if lock is None:
-        return 1
+        return 0  # the folder is gone, and with it all that there was to save
     saver = Saver(folder)
-    while not (select.select([pipe], [], [], POLL_S)[0] and not os.read(pipe, 1)):
+    while not (select.select([pipe], [], [], saver.pause_s())[0] and not os.read(pipe, 1)):
         _guarded(saver, saver.turn)
-    _guarded(saver, saver.flush)
-    if saver.keeps_folder:
+    if not _guarded(saver, saver.flush) or saver.keeps_folder:
         (folder / KEPT_NAME).touch()
     else:
         remove_folder(folder)
     return 0
 
 
-def _guarded(saver: Saver, work: Callable[[], None]) -> None:
+def _guarded(saver: Saver, work: Callable[[], None]) -> bool:
+    """Whether it went without a defect."""
     try:
         work()
     except Exception as error:  # outermost frame
         _log.exception("everstep: the saver failed, and goes on")
         saver.note_defect(error)
+        return False
+    return True
 
 
 if __name__ == "__main__":

@@ -1,0 +1,86 @@
+"""What is left to do at the end of a job is done, whoever is killed over it, and a state that no disk takes is kept."""
+
+import contextlib
+import errno
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.e2e.jobs import SCRIPTS, bodies, run, run_id, started, wait_for
+from tests.storage.faulty import FaultyStorage
+
+from everstep.adapters.memory_folder import folder_of
+from everstep.domain.commands import FinishJob
+from everstep.domain.errors import EverstepError, ExitCode
+from everstep.domain.events import CheckpointSaved
+from everstep.worker.format.manifest import complete_steps
+
+pytestmark = pytest.mark.e2e
+SAVER, UPLOADER = "everstep.worker.saving.saver", "everstep.worker.mirror.upload"
+
+
+def arguments(tmp_path: Path, steps: int) -> list[str]:
+    mirror = ("--checkpoint-mirror", f"file://{tmp_path}/mirror", "--nproc-per-node", "2")
+    return [*mirror, str(SCRIPTS / "train_slowly.py"), str(steps), str(tmp_path / "digest"), "0.3", "0.02"]
+
+
+def heard(folder: Path, kind: type) -> bool:
+    try:
+        return any(isinstance(body, kind) for body in bodies(folder))
+    except (EverstepError, OSError):  # no ledger yet
+        return False
+
+
+def pids(module: str, *words: str) -> set[int]:
+    """The processes of a module with one of the words in their command line."""
+    found = set()
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                line = (entry / "cmdline").read_text()
+                if module in line and any(word in line for word in words):
+                    found.add(int(entry.name))
+    return found
+
+
+@pytest.mark.parametrize(("module", "where"), [(SAVER, "run/checkpoints"), (UPLOADER, "mirror")])
+def test_who_is_killed_over_the_last_step_is_started_again_until_it_is_there(
+    module: str, where: str, tmp_path: Path
+) -> None:
+    folder = tmp_path / "run"
+    storage = FaultyStorage(tmp_path / where, tmp_path)
+    with started(folder, *arguments(tmp_path, 200), **storage.environment) as job, contextlib.closing(storage):
+        wait_for(lambda: heard(folder, CheckpointSaved), "a save", within_s=90)
+        storage.fail(errno.EIO)  # the ranks' own save of the last step, too
+        wait_for(lambda: heard(folder, FinishJob), "the end of training", within_s=90)
+        storage.hang()
+        killed: set[int] = set()
+        for _ in range(2):
+            wait_for(lambda: pids(module, run_id(folder), str(folder)) - killed, f"{module} at work")
+            [pid] = pids(module, run_id(folder), str(folder)) - killed
+            os.kill(pid, signal.SIGKILL)
+            killed.add(pid)
+        storage.heal()
+        assert job.wait(90) == ExitCode.DONE
+    assert complete_steps(folder / "checkpoints")[0] == 200
+    assert complete_steps(tmp_path / "mirror")[0] == 200
+    assert not folder_of(run_id(folder)).exists()
+    assert not list((folder / "checkpoints").glob(".mirroring-*"))
+
+
+def test_what_a_full_disk_does_not_take_at_the_end_stays_in_memory_for_the_same_command(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    disk = FaultyStorage(folder / "checkpoints", tmp_path)
+    disk.fail(errno.ENOSPC, "write")
+    done = run(folder, *arguments(tmp_path, 100), **disk.environment)
+    memory = folder_of(run_id(folder))
+    assert done.code == ExitCode.DONE, done.err
+    assert f"the newest step could not be made durable and stays in {memory}, which holds 0.0 GB of memory" in done.err
+    assert complete_steps(folder / "checkpoints") == []
+    disk.heal()
+    again = run(folder, *arguments(tmp_path, 100), **disk.environment)
+    assert again.code == ExitCode.DONE, again.err
+    assert "holds a run that is done already" in again.out + again.err
+    assert complete_steps(folder / "checkpoints")[0] == 100
+    assert not memory.exists()
