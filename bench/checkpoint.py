@@ -28,8 +28,8 @@ sys.path.insert(
 from bench.checkpoint_restart import measure_restart
 from bench.figures import Bar, Outcome, bar_json, median, spread, table
 from bench.machine import load1
-from everstep.adapters.memory_folder import MemoryFolder, open_folder
-from everstep.adapters.saver_process import SaverProcess
+from everstep.adapters.checkpoints.memory_folder import MemoryFolder, open_folder
+from everstep.adapters.checkpoints.saver_process import SaverProcess
 
 HERE = Path(__file__).resolve().parent
 OTHERS = ("torch.save", "dcp.save", "dcp.async_save thread", "dcp.async_save process", "torch_checkpointing")

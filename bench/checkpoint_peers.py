@@ -26,11 +26,17 @@ import numpy as np
 
 from bench.figures import median, spread
 from bench.machine import cpu_s, load1
-from everstep.adapters.memory_folder import open_folder, remove_folder
-from everstep.adapters.memory_slots import RankSlots, SlotHeader, image_path, rest_path
-from everstep.adapters.peer_files import COPIES_NAME, CREDENTIALS_NAME, PeerRoster, read_address, write_roster
-from everstep.adapters.peer_line import make_credentials
-from everstep.adapters.piped_process import PipedProcess
+from everstep.adapters.checkpoints.memory_folder import open_folder, remove_folder
+from everstep.adapters.checkpoints.memory_slots import RankSlots, SlotHeader, image_path, rest_path
+from everstep.adapters.checkpoints.peer_files import (
+    COPIES_NAME,
+    CREDENTIALS_NAME,
+    PeerRoster,
+    read_address,
+    write_roster,
+)
+from everstep.adapters.checkpoints.peer_line import make_credentials
+from everstep.adapters.workers.piped_process import PipedProcess
 from everstep.policy.checkpoints import SlotState
 from everstep.worker.format.seal import seal_of
 

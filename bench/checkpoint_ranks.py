@@ -146,7 +146,7 @@ def torch_checkpointing_async(training: Training, directory: Path, _: Any) -> Me
 
 
 def everstep_memory(training: Training, directory: Path, spec: dict[str, Any], *, way: Way = Way.TRIAL) -> Method:
-    from everstep.adapters.memory_slots import SavePages, SavePlan
+    from everstep.adapters.checkpoints.memory_slots import SavePages, SavePlan
     from everstep.worker.data import randomness
     from everstep.worker.observer import current
     from everstep.worker.ranks import Ranks
@@ -315,7 +315,7 @@ def measure_restore(spec: dict[str, Any], training: Training, directory: Path) -
 
 def slots_of(memory: Path, kind: str) -> list[Path]:
     """The files in memory that a restore reads, of the newest step: all ranks' with DDP, else this rank's."""
-    from everstep.adapters.memory_slots import RankSlots, image_path
+    from everstep.adapters.checkpoints.memory_slots import RankSlots, image_path
     from everstep.policy.checkpoints import committed_steps
 
     headers = [RankSlots(memory, rank) for rank in range(dist.get_world_size())]

@@ -23,8 +23,8 @@ from bench.event_log import EventLog, Life
 from bench.figures import Bar, Outcome, median, spread
 from bench.jobs import HERE, Job, JobError
 from bench.machine import load1, wait_until_quiet
-from everstep.adapters.memory_folder import folder_of
-from everstep.adapters.memory_slots import RankSlots
+from everstep.adapters.checkpoints.memory_folder import folder_of
+from everstep.adapters.checkpoints.memory_slots import RankSlots
 from everstep.domain.errors import WorldError
 from everstep.domain.events import CheckpointRestored, RunStarted
 from everstep.policy.accounting import Accountant

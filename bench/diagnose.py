@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import everstep
 from bench.synthetic_jobs import FAULTS, GROUPS, Job, Shape, dump_of, hang
-from everstep.adapters.flight_dumps import decode_dump
+from everstep.adapters.evidence.flight_dumps import decode_dump
 from everstep.domain.diagnosis import HangVerdict
 from everstep.domain.ids import HostId, Rank
 from everstep.domain.recorder import ChannelTrace, GroupTrace, HostState, Membership, RankTrace

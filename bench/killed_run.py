@@ -10,10 +10,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+from everstep.adapters.checkpoints.memory_folder import folder_of
+from everstep.adapters.checkpoints.memory_slots import RankSlots, SavePages, ranks_present
 from everstep.adapters.ledger_file import read_entries
-from everstep.adapters.memory_folder import folder_of
-from everstep.adapters.memory_slots import RankSlots, SavePages, ranks_present
-from everstep.adapters.processes import processes_of_run
+from everstep.adapters.workers.processes import processes_of_run
 from everstep.domain.codec import Entry
 from everstep.domain.errors import ConfigError, EverstepError, EvidenceError
 from everstep.domain.events import RunStarted

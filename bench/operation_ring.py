@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from everstep.adapters.operation_ring import RING_BYTES, RingWriter, create_ring
+from everstep.adapters.evidence.operation_ring import RING_BYTES, RingWriter, create_ring
 
 _ROUNDS, _CALLS = 12, 2000
 RECORD_LIMIT_US = 1.0
@@ -20,7 +20,7 @@ import sys, time
 from pathlib import Path
 import torch, torch.distributed as dist
 if sys.argv[1] == "with":
-    from everstep.adapters.operation_ring import RingWriter
+    from everstep.adapters.evidence.operation_ring import RingWriter
     from everstep.worker.recorder import OperationRecorder
     OperationRecorder(RingWriter(Path(sys.argv[2]))).install()
 dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())

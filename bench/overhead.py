@@ -11,8 +11,8 @@ from pathlib import Path
 
 from bench.figures import Bar, Outcome, median, spread
 from bench.jobs import WORLD_SIZE, Job, JobError
-from everstep.adapters.progress_page import create_page
-from everstep.adapters.worker_environment import WorkerPaths
+from everstep.adapters.workers.progress_page import create_page
+from everstep.adapters.workers.worker_environment import WorkerPaths
 from everstep.worker.observer import Observer
 
 STEP_S = 0.05

@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from everstep.adapters import devices
+from everstep.adapters.workers import devices
 
 
 def test_cpus_are_those_that_this_process_may_use() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tests.policy.dumping import collective, dump
 
-from everstep.adapters.flight_dumps import load_dumps
+from everstep.adapters.evidence.flight_dumps import load_dumps
 from everstep.domain.errors import ConfigError
 
 PAIR = {"0": (0, 1)}

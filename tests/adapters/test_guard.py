@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 from tests.adapters.polling import python, wait_for
 
-from everstep.adapters.guard import Guard
-from everstep.adapters.processes import kill_run, processes_of_run, read_stat
-from everstep.adapters.worker_environment import RUN_VARIABLE
+from everstep.adapters.workers.guard import Guard
+from everstep.adapters.workers.processes import kill_run, processes_of_run, read_stat
+from everstep.adapters.workers.worker_environment import RUN_VARIABLE
 from everstep.domain.evidence import ProcessState
 
 LAUNCHER = """
 import subprocess, sys
 from pathlib import Path
-from everstep.adapters.guard import Guard
+from everstep.adapters.workers.guard import Guard
 guard = Guard(run=sys.argv[1], scratch=Path(sys.argv[2]))
 left = subprocess.Popen(["sleep", "600"], env={"EVERSTEP_RUN": sys.argv[1]}, start_new_session=True)
 print(guard.pid, left.pid, flush=True)

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from everstep.adapters.host_endpoint import Endpoint, check_local, claim, made_credentials
-from everstep.adapters.peer_line import make_credentials
+from everstep.adapters.checkpoints.peer_line import make_credentials
+from everstep.adapters.hosts.host_endpoint import Endpoint, check_local, claim, made_credentials
 from everstep.domain.errors import ConfigError, WorldError
 
 ELSEWHERE = "192.0.2.1"

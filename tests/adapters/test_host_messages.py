@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.adapters.host_messages import (
+from everstep.adapters.hosts.host_messages import (
     Hello,
     Ping,
     Pong,

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.adapters import huge_pages
+from everstep.adapters.checkpoints import huge_pages
 
 SIZE = 2 * huge_pages.HUGE_BYTES + 12_345
 

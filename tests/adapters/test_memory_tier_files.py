@@ -7,8 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from everstep.adapters import memory_folder
-from everstep.adapters.memory_slots import RankSlots, SavePages, SavePlan, SaverWord, SlotHeader, ranks_present
+from everstep.adapters.checkpoints import memory_folder
+from everstep.adapters.checkpoints.memory_slots import (
+    RankSlots,
+    SavePages,
+    SavePlan,
+    SaverWord,
+    SlotHeader,
+    ranks_present,
+)
 from everstep.domain.errors import WorldError
 from everstep.policy.checkpoints import SlotState
 from everstep.policy.staging import Course, Way
@@ -103,7 +110,7 @@ def test_a_folder_stays_while_a_saver_or_its_run_holds_it(tmp_path: Path) -> Non
 
 def test_the_folder_of_a_run_that_was_killed_is_cleaned_up_by_the_next_start(tmp_path: Path) -> None:
     code = (
-        "import os, signal, pathlib; from everstep.adapters.memory_folder import open_folder;"
+        "import os, signal, pathlib; from everstep.adapters.checkpoints.memory_folder import open_folder;"
         f"f = open_folder('dead', parent=pathlib.Path({str(tmp_path)!r})); (f.path / 'big').touch();"
         "os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -121,7 +128,7 @@ def test_no_shared_memory_is_said_in_a_sentence(tmp_path: Path) -> None:
 def test_a_reader_beside_a_busy_writer_never_reads_nothing(tmp_path: Path) -> None:
     """Ranks that read another plan than the others would wait for them for ever."""
     code = (
-        "import sys, pathlib; from everstep.adapters.memory_slots import SavePages, SavePlan\n"
+        "import sys, pathlib; from everstep.adapters.checkpoints.memory_slots import SavePages, SavePlan\n"
         "pages = SavePages(pathlib.Path(sys.argv[1]))\n"
         "from everstep.policy.staging import Course, Way\n"
         "def every(n): return Course(stride=n, way=Way.TRIAL)\n"

@@ -6,12 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-from everstep.adapters.node_slot import node_slot
+from everstep.adapters.hosts.node_slot import node_slot
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from everstep.adapters.node_slot import node_slot
+from everstep.adapters.hosts.node_slot import node_slot
 rank = int(sys.argv[2]) if len(sys.argv) > 2 else None
 with node_slot("job", rank=rank, folder=Path(sys.argv[1])) as number:
     print(number, flush=True)

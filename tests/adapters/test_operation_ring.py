@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.adapters.operation_ring import (
+from everstep.adapters.evidence.operation_ring import (
     RING_BYTES,
     SLOT_COUNT,
     TABLE_BYTES,

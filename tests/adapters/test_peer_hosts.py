@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from tests.worker.peer_hosts import complete, wait_for, write_shard
 
-from everstep.adapters import peer_hosts
-from everstep.adapters.board import LocalBoard
-from everstep.adapters.memory_folder import MemoryFolder, open_folder
-from everstep.adapters.peer_files import COPIES_NAME, ROSTER_NAME, PeerRoster, read_roster
-from everstep.adapters.peer_hosts import PeerConfig, PeerHosts
-from everstep.adapters.peer_line import make_credentials
-from everstep.adapters.rendezvous_store import Meeting, find_meeting, tell_meeting
+from everstep.adapters.checkpoints import peer_hosts
+from everstep.adapters.checkpoints.memory_folder import MemoryFolder, open_folder
+from everstep.adapters.checkpoints.peer_files import COPIES_NAME, ROSTER_NAME, PeerRoster, read_roster
+from everstep.adapters.checkpoints.peer_hosts import PeerConfig, PeerHosts
+from everstep.adapters.checkpoints.peer_line import make_credentials
+from everstep.adapters.hosts.board import LocalBoard
+from everstep.adapters.workers.rendezvous_store import Meeting, find_meeting, tell_meeting
 from everstep.domain.commands import HostShare, Rung, StartWorkers
 from everstep.domain.errors import WorldError
 from everstep.domain.ids import Attempt, HostId, Rank

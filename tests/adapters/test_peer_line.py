@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from everstep.adapters import peer_line
-from everstep.adapters.peer_files import PeerPin, PeerRoster, read_roster, write_roster
-from everstep.adapters.peer_line import (
+from everstep.adapters.checkpoints import peer_line
+from everstep.adapters.checkpoints.peer_files import PeerPin, PeerRoster, read_roster, write_roster
+from everstep.adapters.checkpoints.peer_line import (
     Credentials,
     Line,
     Pace,

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from tests.adapters.polling import wait_for
 
-from everstep.adapters import piped_process
-from everstep.adapters.piped_process import PipedProcess
+from everstep.adapters.workers import piped_process
+from everstep.adapters.workers.piped_process import PipedProcess
 
 PROGRAM = """\
 import os, sys, time

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 from tests.adapters.polling import python, wait_for
 
-from everstep.adapters.processes import (
+from everstep.adapters.workers.processes import (
     Watch,
     kill_run,
     parent_of,
@@ -20,7 +20,7 @@ from everstep.adapters.processes import (
     reap,
     send_signal,
 )
-from everstep.adapters.worker_environment import RUN_VARIABLE
+from everstep.adapters.workers.worker_environment import RUN_VARIABLE
 from everstep.domain.evidence import ProcessState
 
 SLEEPER = ["sleep", "600"]
@@ -143,8 +143,8 @@ def test_the_sweep_kills_in_every_session_and_spares_who_is_named(run: str) -> N
 
 
 def test_the_sweep_gives_up_on_what_will_not_die_and_names_it(run: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("everstep.adapters.processes._SWEEP_ROUNDS", 3)
-    monkeypatch.setattr("everstep.adapters.processes.send_signal", lambda pid, number: True)
+    monkeypatch.setattr("everstep.adapters.workers.processes._SWEEP_ROUNDS", 3)
+    monkeypatch.setattr("everstep.adapters.workers.processes.send_signal", lambda pid, number: True)
     pid = of_run(run)
     assert list(kill_run(run)) == [pid]
     os.kill(pid, signal.SIGKILL)

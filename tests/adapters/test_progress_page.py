@@ -16,8 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.adapters.polling import python, wait_for
 
-from everstep.adapters.processes import read_stat
-from everstep.adapters.progress_page import MARK_COUNT, PAGE_BYTES, PageReader, PageWriter, create_page
+from everstep.adapters.workers.processes import read_stat
+from everstep.adapters.workers.progress_page import MARK_COUNT, PAGE_BYTES, PageReader, PageWriter, create_page
 from everstep.domain.causes import FaultKind
 from everstep.domain.errors import EvidenceError, WorldError
 from everstep.domain.evidence import ProcessState
@@ -26,7 +26,7 @@ from everstep.domain.phases import Phase
 ENDLESS_WRITER = """
 import sys, time
 from pathlib import Path
-from everstep.adapters.progress_page import PageWriter
+from everstep.adapters.workers.progress_page import PageWriter
 page = PageWriter(Path(sys.argv[1]))
 step = 0
 while True:
@@ -252,7 +252,7 @@ def test_full_shared_memory_fails_when_the_page_is_made_and_not_in_the_worker(tm
     code = (
         "import signal, sys; from pathlib import Path\n"
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN)\n"
-        "from everstep.adapters.progress_page import create_page\n"
+        "from everstep.adapters.workers.progress_page import create_page\n"
         "create_page(Path(sys.argv[1]), rank=0, world_size=1, attempt=1)\n"
     )
     done = subprocess.run(

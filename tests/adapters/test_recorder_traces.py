@@ -8,9 +8,9 @@ from typing import Any
 
 from tests.policy.dumping import collective, dump
 
-from everstep.adapters.recorder_traces import reduce_recorders
-from everstep.adapters.ring_trace import RankFacts
-from everstep.adapters.worker_server import group_counts
+from everstep.adapters.evidence.recorder_traces import reduce_recorders
+from everstep.adapters.evidence.ring_trace import RankFacts
+from everstep.adapters.workers.worker_server import group_counts
 from everstep.domain.evidence import Frame, ProcessState
 from everstep.domain.ids import HostId, Rank
 from everstep.domain.recorder import HostState
@@ -89,7 +89,7 @@ def test_a_rank_whose_ring_is_empty_is_known_by_its_counts() -> None:
 ASKED = """
 import json, sys
 from torch._C import _distributed_c10d as c10d
-from everstep.adapters.worker_server import ask_recorder
+from everstep.adapters.workers.worker_server import ask_recorder
 
 server = c10d._WorkerServer(sys.argv[1])
 before = ask_recorder(sys.argv[1], timeout_s=5.0)

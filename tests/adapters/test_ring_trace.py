@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import pytest
 
-from everstep.adapters.operation_names import OPERATIONS, REDUCE_OPS
-from everstep.adapters.operation_ring import RingGroup, RingReader, RingWriter, TextKind, create_ring
-from everstep.adapters.ring_trace import RankFacts, drained_groups, reduce_rings
+from everstep.adapters.evidence.operation_names import OPERATIONS, REDUCE_OPS
+from everstep.adapters.evidence.operation_ring import RingGroup, RingReader, RingWriter, TextKind, create_ring
+from everstep.adapters.evidence.ring_trace import RankFacts, drained_groups, reduce_rings
 from everstep.domain.evidence import Frame, ProcessState
 from everstep.domain.ids import HostId, Rank
 from everstep.domain.recorder import ChannelTrace, HostState, Membership, OpState, RankTrace

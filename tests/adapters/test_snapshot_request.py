@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.adapters.snapshot_request import answering, is_live, request_snapshot
+from everstep.adapters.evidence.snapshot_request import answering, is_live, request_snapshot
 from everstep.domain.errors import WorldError
 from everstep.domain.ids import Attempt, IncidentId
 

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from tests.adapters.polling import python, wait_for
 
-from everstep.adapters.processes import read_stat
-from everstep.adapters.progress_page import create_page
-from everstep.adapters.stacks import STACK_SIGNAL, dump_stacks, main_thread
-from everstep.adapters.worker_environment import WorkerPaths
+from everstep.adapters.evidence.stacks import STACK_SIGNAL, dump_stacks, main_thread
+from everstep.adapters.workers.processes import read_stat
+from everstep.adapters.workers.progress_page import create_page
+from everstep.adapters.workers.worker_environment import WorkerPaths
 from everstep.domain.evidence import ProcessState
 
 REGISTERED = f"""
@@ -105,7 +105,7 @@ def test_a_worker_that_is_asked_before_it_has_registered_lives_and_answers_later
     code = (
         "import faulthandler, importlib.util, os, sys\n"
         "from pathlib import Path\n"
-        "from everstep.adapters.stacks import dump_stacks\n"
+        "from everstep.adapters.evidence.stacks import dump_stacks\n"
         "from everstep.worker import script\n"
         "def asked():\n"
         "    return dump_stacks({os.getpid(): Path(sys.argv[1])}, timeout_s=0.2)[os.getpid()]\n"

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.adapters.worker_environment import (
+from everstep.adapters.workers.worker_environment import (
     RUN_VARIABLE,
     Place,
     WorkerPaths,

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from everstep.adapters.worker_logs import LogChoice, StreamChoice, WorkerLogs
+from everstep.adapters.workers.worker_logs import LogChoice, StreamChoice, WorkerLogs
 from everstep.domain.errors import ConfigError, WorldError
 
 TEE_ALL = LogChoice(tee=StreamChoice(everywhere=3))

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from everstep.adapters.progress_page import PageReader, PageWriter, create_page
-from everstep.adapters.roster import Roster, Worker
-from everstep.adapters.worker_notes import RosterPages
+from everstep.adapters.workers.progress_page import PageReader, PageWriter, create_page
+from everstep.adapters.workers.roster import Roster, Worker
+from everstep.adapters.workers.worker_notes import RosterPages
 from everstep.domain.codec import to_json
 from everstep.domain.events import CheckpointSaved, Event, WorkerReady
 from everstep.domain.ids import Attempt, Rank

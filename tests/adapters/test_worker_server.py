@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from everstep.adapters.worker_server import ask, group_counts
+from everstep.adapters.workers.worker_server import ask, group_counts
 from everstep.domain.evidence import GroupCounts
 
 STATUS = {"last_enqueued_collective": 41, "last_started_collective": -1, "last_completed_collective": 40}

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from everstep.adapters.board import LocalBoard
 from everstep.adapters.channel import LocalChannel
+from everstep.adapters.checkpoints.peer_line import Credentials, address_of, listen, load_credentials, make_credentials
 from everstep.adapters.clock import MonotonicClock
-from everstep.adapters.host_joining import HostBoard, HostEnd, Welcomed, join
-from everstep.adapters.host_line import LineConfig
-from everstep.adapters.host_messages import Hello
-from everstep.adapters.host_switchboard import HostSwitchboard, Terms
-from everstep.adapters.peer_line import Credentials, address_of, listen, load_credentials, make_credentials
+from everstep.adapters.hosts.board import LocalBoard
+from everstep.adapters.hosts.host_joining import HostBoard, HostEnd, Welcomed, join
+from everstep.adapters.hosts.host_line import LineConfig
+from everstep.adapters.hosts.host_messages import Hello
+from everstep.adapters.hosts.host_switchboard import HostSwitchboard, Terms
 from everstep.domain.events import Event
 from everstep.domain.ids import HostId
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.contracts.hosts import center
 
-from everstep.adapters.board import KEYS_MAX, LocalBoard
+from everstep.adapters.hosts.board import KEYS_MAX, LocalBoard
 from everstep.domain.errors import WorldError
 from everstep.ports import Board
 

@@ -17,13 +17,7 @@ from pathlib import Path
 import pytest
 from tests.contracts.hosts import HELLO, Center, Host, center, hello
 
-from everstep.adapters import host_switchboard
-from everstep.adapters.clock import MonotonicClock
-from everstep.adapters.host_joining import Stranger, join
-from everstep.adapters.host_line import LineConfig
-from everstep.adapters.host_looks import ask_all, obey_looks
-from everstep.adapters.host_messages import frame_of
-from everstep.adapters.peer_line import (
+from everstep.adapters.checkpoints.peer_line import (
     GREETING_WITHIN_S,
     address_of,
     connect,
@@ -31,7 +25,13 @@ from everstep.adapters.peer_line import (
     load_credentials,
     make_credentials,
 )
-from everstep.adapters.snapshot_request import Collect
+from everstep.adapters.clock import MonotonicClock
+from everstep.adapters.evidence.snapshot_request import Collect
+from everstep.adapters.hosts import host_switchboard
+from everstep.adapters.hosts.host_joining import Stranger, join
+from everstep.adapters.hosts.host_line import LineConfig
+from everstep.adapters.hosts.host_looks import ask_all, obey_looks
+from everstep.adapters.hosts.host_messages import frame_of
 from everstep.domain.commands import FinishJob
 from everstep.domain.errors import ConfigError, ExitCode, WorldError
 from everstep.domain.events import Event, HostLost, RunResumed, StallEnded, StopRequested
@@ -41,8 +41,8 @@ SILENT = """
 import sys, time
 from pathlib import Path
 from tests.contracts.hosts import HELLO, Host
-from everstep.adapters.host_joining import join
-from everstep.adapters.peer_line import load_credentials
+from everstep.adapters.hosts.host_joining import join
+from everstep.adapters.checkpoints.peer_line import load_credentials
 host = Host(join(sys.argv[1], load_credentials(Path(sys.argv[2]), encrypted=True), HELLO))
 print("joined", flush=True)
 time.sleep(60)

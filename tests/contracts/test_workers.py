@@ -10,13 +10,13 @@ import pytest
 from tests.adapters.polling import wait_for
 
 from everstep.adapters.clock import MonotonicClock
-from everstep.adapters.local_workers import LocalJob, LocalWorkers, Parts
-from everstep.adapters.processes import processes_of_run
-from everstep.adapters.roster import Roster
-from everstep.adapters.standby import Program
-from everstep.adapters.worker_environment import RUN_VARIABLE
-from everstep.adapters.worker_logs import LogChoice, WorkerLogs
-from everstep.adapters.worker_notes import RosterPages
+from everstep.adapters.workers.local_workers import LocalJob, LocalWorkers, Parts
+from everstep.adapters.workers.processes import processes_of_run
+from everstep.adapters.workers.roster import Roster
+from everstep.adapters.workers.standby import Program
+from everstep.adapters.workers.worker_environment import RUN_VARIABLE
+from everstep.adapters.workers.worker_logs import LogChoice, WorkerLogs
+from everstep.adapters.workers.worker_notes import RosterPages
 from everstep.domain.causes import FaultKind
 from everstep.domain.commands import HostShare, StartWorkers
 from everstep.domain.errors import WorldError

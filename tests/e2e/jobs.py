@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from everstep.adapters.ledger_file import read_entries
-from everstep.adapters.processes import processes_of_run
+from everstep.adapters.workers.processes import processes_of_run
 from everstep.domain.commands import Command, RecordVerdict
 from everstep.domain.errors import EverstepError
 from everstep.domain.events import Event, RunStarted, WorkersStarted

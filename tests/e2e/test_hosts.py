@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.e2e.jobs import SCRIPTS, assert_no_orphans, bodies, command, environment, run_id, wait_for
 
-from everstep.adapters.processes import processes_of_run
+from everstep.adapters.workers.processes import processes_of_run
 from everstep.domain.commands import FinishJob, RecordVerdict
 from everstep.domain.errors import EverstepError, ExitCode
 from everstep.domain.events import HostJoined, HostLost, RunResumed, StepsFinished, WorkersStarted

@@ -10,7 +10,7 @@ import pytest
 from tests.e2e.jobs import SCRIPTS, bodies, run, run_id, started, wait_for
 from tests.storage.faulty import FaultyStorage
 
-from everstep.adapters.memory_folder import folder_of
+from everstep.adapters.checkpoints.memory_folder import folder_of
 from everstep.domain.commands import FinishJob
 from everstep.domain.errors import EverstepError, ExitCode
 from everstep.domain.events import CheckpointSaved

@@ -15,9 +15,9 @@ import pytest
 from tests.e2e.jobs import SCRIPTS, bodies, command, environment, run, run_id, wait_for
 from tests.worker.peer_hosts import complete
 
-from everstep.adapters.memory_folder import SHARED_MEMORY
-from everstep.adapters.peer_files import COPIES_NAME
-from everstep.adapters.processes import processes_of_run
+from everstep.adapters.checkpoints.memory_folder import SHARED_MEMORY
+from everstep.adapters.checkpoints.peer_files import COPIES_NAME
+from everstep.adapters.workers.processes import processes_of_run
 from everstep.domain.errors import EverstepError
 from everstep.domain.events import CheckpointRestored, CheckpointSaved
 

@@ -11,7 +11,7 @@ import pytest
 from tests.worker.conftest import lab, launcher  # noqa: F401
 from tests.worker.peer_hosts import MB, TWO, Cluster, SimulatedHost, complete, save, steps, wait_for
 
-from everstep.adapters.memory_slots import RankSlots, image_path
+from everstep.adapters.checkpoints.memory_slots import RankSlots, image_path
 from everstep.policy.checkpoints import committed_steps
 
 pytestmark = pytest.mark.e2e

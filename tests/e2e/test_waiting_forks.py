@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from tests.e2e.jobs import SCRIPTS, assert_no_orphans, bodies, latest_workers, run, run_id, started, wait_for
 
-from everstep.adapters.memory_folder import folder_of
-from everstep.adapters.memory_slots import RankSlots, image_path
-from everstep.adapters.processes import processes_of_run
+from everstep.adapters.checkpoints.memory_folder import folder_of
+from everstep.adapters.checkpoints.memory_slots import RankSlots, image_path
+from everstep.adapters.workers.processes import processes_of_run
 from everstep.domain.errors import ExitCode
 from everstep.domain.events import CheckpointRefused
 from everstep.policy.checkpoints import committed_steps

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.adapters.memory_folder import MemoryFolder, open_folder
-from everstep.adapters.memory_slots import RankSlots, SlotHeader, image_path, ranks_present, rest_path
-from everstep.adapters.peer_files import (
+from everstep.adapters.checkpoints.memory_folder import MemoryFolder, open_folder
+from everstep.adapters.checkpoints.memory_slots import RankSlots, SlotHeader, image_path, ranks_present, rest_path
+from everstep.adapters.checkpoints.peer_files import (
     COPIES_NAME,
     CREDENTIALS_NAME,
     PeerRoster,
@@ -23,7 +23,7 @@ from everstep.adapters.peer_files import (
     read_readiness,
     write_roster,
 )
-from everstep.adapters.peer_line import make_credentials
+from everstep.adapters.checkpoints.peer_line import make_credentials
 from everstep.policy.checkpoints import SlotState
 from everstep.policy.peers import Host, place
 from everstep.policy.replication import Version

@@ -2,7 +2,7 @@
 
 import pytest
 
-from everstep.adapters.worker_environment import WorkerPaths
+from everstep.adapters.workers.worker_environment import WorkerPaths
 from everstep.domain.errors import ConfigError
 from everstep.worker.notes import Notes
 from everstep.worker.observer import Observer

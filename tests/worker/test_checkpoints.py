@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from everstep.adapters.progress_page import PageReader, create_page
+from everstep.adapters.workers.progress_page import PageReader, create_page
 from everstep.domain.phases import Phase
 from everstep.worker.format import manifest as manifests
 

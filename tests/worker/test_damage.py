@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from everstep.adapters.memory_slots import HEADER_BYTES, SLOT_COUNT, RankSlots, image_path, rest_path
-from everstep.adapters.object_store import ObjectStore
-from everstep.adapters.worker_environment import WorkerPaths
+from everstep.adapters.checkpoints.memory_slots import HEADER_BYTES, SLOT_COUNT, RankSlots, image_path, rest_path
+from everstep.adapters.checkpoints.object_store import ObjectStore
+from everstep.adapters.workers.worker_environment import WorkerPaths
 from everstep.domain.errors import WorldError
 from everstep.policy.checkpoints import SlotState
 from everstep.worker.format.manifest import complete_steps

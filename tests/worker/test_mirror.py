@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from tests.storage.faulty_store import FaultyStore
 
-from everstep.adapters.mirror_process import ELSEWHERE, MirrorOrder, MirrorProcess
-from everstep.adapters.object_store import ObjectStore
+from everstep.adapters.checkpoints.mirror_process import ELSEWHERE, MirrorOrder, MirrorProcess
+from everstep.adapters.checkpoints.object_store import ObjectStore
 from everstep.cli.main import main
 from everstep.domain.errors import ConfigError, EvidenceError, ExitCode, WorldError
 from everstep.worker.format import manifest as manifests

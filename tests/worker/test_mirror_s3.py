@@ -9,7 +9,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 from tests.worker.test_mirror import complete, content, save
 
-from everstep.adapters.object_store import ObjectStore
+from everstep.adapters.checkpoints.object_store import ObjectStore
 from everstep.domain.errors import WorldError
 from everstep.worker.mirror.store_copies import Mirror
 

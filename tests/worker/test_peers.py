@@ -15,9 +15,9 @@ import msgspec
 import pytest
 from tests.worker.peer_hosts import MB, TWO, Cluster, complete, save, steps, wait_for, write_shard
 
-from everstep.adapters import peer_line
-from everstep.adapters.memory_slots import RankSlots, SlotHeader, image_path, rest_path
-from everstep.adapters.peer_files import (
+from everstep.adapters.checkpoints import peer_line
+from everstep.adapters.checkpoints.memory_slots import RankSlots, SlotHeader, image_path, rest_path
+from everstep.adapters.checkpoints.peer_files import (
     COPIES_NAME,
     ROSTER_NAME,
     PeerPin,
@@ -26,7 +26,7 @@ from everstep.adapters.peer_files import (
     read_roster,
     write_roster,
 )
-from everstep.adapters.peer_line import (
+from everstep.adapters.checkpoints.peer_line import (
     Credentials,
     Line,
     address_of,
@@ -35,7 +35,14 @@ from everstep.adapters.peer_line import (
     load_credentials,
     make_credentials,
 )
-from everstep.adapters.peer_repairs import Repair, Repaired, answer_of, ask_repair, repairs_asked, withdraw_repair
+from everstep.adapters.checkpoints.peer_repairs import (
+    Repair,
+    Repaired,
+    answer_of,
+    ask_repair,
+    repairs_asked,
+    withdraw_repair,
+)
 from everstep.domain.errors import EvidenceError
 from everstep.policy.checkpoints import committed_steps
 from everstep.policy.replication import HostReport, Word

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from everstep.adapters.memory_slots import RankSlots, SlotHeader, image_path
+from everstep.adapters.checkpoints.memory_slots import RankSlots, SlotHeader, image_path
 from everstep.domain.errors import EvidenceError
 from everstep.policy.checkpoints import SlotState
 from everstep.worker.format.frame import arrange

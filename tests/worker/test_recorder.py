@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from everstep.adapters.operation_names import operation_name, reduce_name
-from everstep.adapters.operation_ring import RingView, parse_ring
+from everstep.adapters.evidence.operation_names import operation_name, reduce_name
+from everstep.adapters.evidence.operation_ring import RingView, parse_ring
 
 SCRIPT = Path(__file__).with_name("scripts") / "recorded.py"
 

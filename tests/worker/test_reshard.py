@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
-from everstep.adapters.memory_slots import RankSlots, image_path
+from everstep.adapters.checkpoints.memory_slots import RankSlots, image_path
 from everstep.worker.format import layout as layouts
 from everstep.worker.format import manifest as manifests
 from everstep.worker.format.export import export

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 from tests.worker.peer_hosts import LAYOUT, MB, TWO, Cluster, SaverOfHost, wait_for, write_slot
 
-from everstep.adapters.leader_page import LeaderPage, LeaderWord, Stage
-from everstep.adapters.memory_folder import WANTED_NAME
-from everstep.adapters.memory_slots import RankSlots, SlotHeader, image_path, rest_path
-from everstep.adapters.peer_files import PeerRoster, write_roster
-from everstep.adapters.saver_process import KEPT_NAME
+from everstep.adapters.checkpoints.leader_page import LeaderPage, LeaderWord, Stage
+from everstep.adapters.checkpoints.memory_folder import WANTED_NAME
+from everstep.adapters.checkpoints.memory_slots import RankSlots, SlotHeader, image_path, rest_path
+from everstep.adapters.checkpoints.peer_files import PeerRoster, write_roster
+from everstep.adapters.checkpoints.saver_process import KEPT_NAME
 from everstep.domain.errors import EvidenceError
 from everstep.worker.format import layout as layouts
 from everstep.worker.format import manifest as manifests

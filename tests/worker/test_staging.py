@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from everstep.adapters.memory_slots import RankSlots, SavePages, SavePlan
+from everstep.adapters.checkpoints.memory_slots import RankSlots, SavePages, SavePlan
 from everstep.policy.checkpoints import SlotState
 from everstep.policy.staging import Course, Way
 from everstep.worker.format.frame import arrange

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from everstep.adapters.stop_page import StopPage, is_broken, mark_broken
+from everstep.adapters.checkpoints.stop_page import StopPage, is_broken, mark_broken
 from everstep.worker.stopping import Stopping
 
 
@@ -52,7 +52,7 @@ def test_the_mark_of_a_broken_attempt_is_seen(tmp_path: Path) -> None:
 PROGRAM = """
     import os, signal, sys, time
     from pathlib import Path
-    from everstep.adapters.stop_page import StopPage, mark_broken
+    from everstep.adapters.checkpoints.stop_page import StopPage, mark_broken
     from everstep.worker.stopping import Stopping
 
     folder, case = Path(sys.argv[1]), sys.argv[2]

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from everstep.adapters.progress_page import PageReader, create_page
-from everstep.adapters.worker_environment import WorkerPaths
+from everstep.adapters.workers.progress_page import PageReader, create_page
+from everstep.adapters.workers.worker_environment import WorkerPaths
 from everstep.domain.errors import ConfigError
 from everstep.worker.format.manifest import Manifest
 from everstep.worker.observer import Observer

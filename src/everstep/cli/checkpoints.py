@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 
-from everstep.adapters.object_store import is_url
+from everstep.adapters.checkpoints.object_store import is_url
 from everstep.cli.checkpoint_rows import HEAD, row
 from everstep.cli.mirrored import MirrorShelf
 from everstep.domain.errors import ConfigError, EverstepError, EvidenceError, ExitCode, WorldError

@@ -17,9 +17,9 @@ from typing import Protocol
 import everstep
 from everstep.adapters.channel import LocalChannel
 from everstep.adapters.clock import MonotonicClock
+from everstep.adapters.evidence.snapshot_request import Collect, answering
 from everstep.adapters.ledger_file import LedgerFile
-from everstep.adapters.processes import become_subreaper, kill_run
-from everstep.adapters.snapshot_request import Collect, answering
+from everstep.adapters.workers.processes import become_subreaper, kill_run
 from everstep.cli.host_parts import Seat, bring_to_disk, guarded, make_agent, make_host, scratch_folder
 from everstep.cli.run_arguments import RunPlan, command_line
 from everstep.domain.codec import Entry, is_command

@@ -16,10 +16,10 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
-from everstep.adapters.devices import cpu_count
 from everstep.adapters.ledger_file import ledger_path, read_entries
-from everstep.adapters.standby import Program
-from everstep.adapters.worker_logs import LogChoice
+from everstep.adapters.workers.devices import cpu_count
+from everstep.adapters.workers.standby import Program
+from everstep.adapters.workers.worker_logs import LogChoice
 from everstep.cli.demo_end import DemoEnd, Weights, read_weights, show_end
 from everstep.cli.demo_faults import FaultChoice, plan_faults, steps_needed
 from everstep.cli.launch import run_job

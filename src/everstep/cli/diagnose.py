@@ -6,8 +6,8 @@ import sys
 import time
 from pathlib import Path
 
-from everstep.adapters.dump_entries import entries_of
-from everstep.adapters.snapshot_request import is_live, request_snapshot
+from everstep.adapters.evidence.dump_entries import entries_of
+from everstep.adapters.evidence.snapshot_request import is_live, request_snapshot
 from everstep.cli.diagnosing import diagnose
 from everstep.cli.torchfrtrace_flags import add_torchfrtrace_flags, notices
 from everstep.domain.diagnosis import HangVerdict

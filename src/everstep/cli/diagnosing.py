@@ -5,10 +5,10 @@ from dataclasses import replace
 from os import PathLike
 from pathlib import Path
 
-from everstep.adapters.dump_files import evidence_of
-from everstep.adapters.flight_dumps import DUMP_BYTES_MAX, load_dumps
+from everstep.adapters.evidence.dump_files import evidence_of
+from everstep.adapters.evidence.flight_dumps import DUMP_BYTES_MAX, load_dumps
+from everstep.adapters.evidence.safe_pickle import without_collections
 from everstep.adapters.ledger_file import LEDGER_NAME, read_entries
-from everstep.adapters.safe_pickle import without_collections
 from everstep.domain.commands import RecordVerdict
 from everstep.domain.diagnosis import Explanation, HangVerdict
 from everstep.domain.errors import EverstepError

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep.adapters.host_endpoint import Endpoint
+from everstep.adapters.hosts.host_endpoint import Endpoint
 from everstep.domain.errors import ConfigError
 
 ENDPOINT_PORT, MASTER_PORT = 29_400, 29_500

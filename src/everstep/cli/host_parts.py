@@ -14,20 +14,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from everstep.adapters.checkpoints.memory_folder import SHARED_MEMORY, folder_of, open_folder
+from everstep.adapters.checkpoints.mirror_process import MirrorOrder, MirrorProcess
+from everstep.adapters.checkpoints.peer_hosts import PeerConfig, PeerHosts
+from everstep.adapters.checkpoints.saver_process import KEPT_NAME, SaverProcess
 from everstep.adapters.clock import MonotonicClock
-from everstep.adapters.evidence_files import EvidenceFiles
-from everstep.adapters.guard import Guard
-from everstep.adapters.local_workers import SAVED_WITHIN_S, LocalJob, LocalWorkers, Parts
-from everstep.adapters.memory_folder import SHARED_MEMORY, folder_of, open_folder
-from everstep.adapters.mirror_process import MirrorOrder, MirrorProcess
-from everstep.adapters.peer_hosts import PeerConfig, PeerHosts
-from everstep.adapters.rendezvous_store import RendezvousStores
-from everstep.adapters.roster import Roster
-from everstep.adapters.saver_process import KEPT_NAME, SaverProcess
-from everstep.adapters.standby import Standby
-from everstep.adapters.worker_environment import RUN_VARIABLE, everstep_defaults
-from everstep.adapters.worker_logs import WorkerLogs
-from everstep.adapters.worker_notes import RosterPages
+from everstep.adapters.evidence.evidence_files import EvidenceFiles
+from everstep.adapters.workers.guard import Guard
+from everstep.adapters.workers.local_workers import SAVED_WITHIN_S, LocalJob, LocalWorkers, Parts
+from everstep.adapters.workers.rendezvous_store import RendezvousStores
+from everstep.adapters.workers.roster import Roster
+from everstep.adapters.workers.standby import Standby
+from everstep.adapters.workers.worker_environment import RUN_VARIABLE, everstep_defaults
+from everstep.adapters.workers.worker_logs import WorkerLogs
+from everstep.adapters.workers.worker_notes import RosterPages
 from everstep.cli.run_arguments import RunPlan
 from everstep.domain.errors import ConfigError, WorldError
 from everstep.domain.ids import HostId

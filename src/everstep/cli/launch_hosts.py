@@ -15,19 +15,19 @@ from dataclasses import dataclass, field
 from types import FrameType
 
 import everstep
-from everstep.adapters.board import LocalBoard
 from everstep.adapters.channel import LocalChannel
+from everstep.adapters.checkpoints.peer_line import load_credentials
 from everstep.adapters.clock import MonotonicClock
-from everstep.adapters.host_endpoint import check_local, claim, made_credentials
-from everstep.adapters.host_joining import HostBoard, HostEnd, Refused, Stranger, Welcomed, is_anybody_at, join
-from everstep.adapters.host_looks import ask_all, obey_looks
-from everstep.adapters.host_messages import Hello
-from everstep.adapters.host_switchboard import HostSwitchboard, Terms
+from everstep.adapters.evidence.snapshot_request import Collect
+from everstep.adapters.hosts.board import LocalBoard
+from everstep.adapters.hosts.host_endpoint import check_local, claim, made_credentials
+from everstep.adapters.hosts.host_joining import HostBoard, HostEnd, Refused, Stranger, Welcomed, is_anybody_at, join
+from everstep.adapters.hosts.host_looks import ask_all, obey_looks
+from everstep.adapters.hosts.host_messages import Hello
+from everstep.adapters.hosts.host_switchboard import HostSwitchboard, Terms
+from everstep.adapters.hosts.node_slot import node_slot
 from everstep.adapters.ledger_file import LEDGER_NAME, last_entry
-from everstep.adapters.node_slot import node_slot
-from everstep.adapters.peer_line import load_credentials
-from everstep.adapters.processes import become_subreaper, kill_run
-from everstep.adapters.snapshot_request import Collect
+from everstep.adapters.workers.processes import become_subreaper, kill_run
 from everstep.cli.coordinate import Exchange, Listener, coordinate
 from everstep.cli.host_arguments import HostsPlan
 from everstep.cli.host_parts import HostParts, Seat, guarded, make_agent, make_host, scratch_folder

@@ -5,7 +5,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from everstep.adapters.object_store import ObjectStore
+from everstep.adapters.checkpoints.object_store import ObjectStore
 from everstep.cli.checkpoint_rows import row
 from everstep.domain.errors import ConfigError, EvidenceError, ExitCode
 from everstep.worker.format.manifest import Manifest, folder_name

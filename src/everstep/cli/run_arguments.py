@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from everstep.adapters.devices import cpu_count, gpu_count
-from everstep.adapters.object_store import ObjectStore
-from everstep.adapters.standby import Program
-from everstep.adapters.worker_logs import LogChoice, StreamChoice
+from everstep.adapters.checkpoints.object_store import ObjectStore
+from everstep.adapters.workers.devices import cpu_count, gpu_count
+from everstep.adapters.workers.standby import Program
+from everstep.adapters.workers.worker_logs import LogChoice, StreamChoice
 from everstep.cli.host_arguments import HostsPlan, add_host_flags, add_own_host_flags, plan_hosts
 from everstep.cli.inject import parse_fault
 from everstep.domain.errors import ConfigError

@@ -3,8 +3,8 @@
 import os
 import sys
 
-from everstep.adapters.processes import die_with_parent
-from everstep.adapters.worker_environment import RUN_VARIABLE
+from everstep.adapters.workers.processes import die_with_parent
+from everstep.adapters.workers.worker_environment import RUN_VARIABLE
 from everstep.worker.script import observe, run_script
 
 

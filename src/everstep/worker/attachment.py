@@ -12,8 +12,8 @@ from typing import Any, Literal
 
 import torch
 
-from everstep.adapters.peer_files import ROSTER_NAME
-from everstep.adapters.stop_page import StopPage
+from everstep.adapters.checkpoints.peer_files import ROSTER_NAME
+from everstep.adapters.checkpoints.stop_page import StopPage
 from everstep.domain.errors import ConfigError, WorldError
 from everstep.domain.phases import Phase
 from everstep.worker.data import randomness

@@ -4,7 +4,7 @@ import logging
 import os
 import time
 
-from everstep.adapters.worker_environment import WorkerPaths
+from everstep.adapters.workers.worker_environment import WorkerPaths
 from everstep.domain.codec import to_json
 from everstep.domain.events import Event, WorkerReady
 from everstep.domain.ids import Attempt, Rank

@@ -8,8 +8,8 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from everstep.adapters.progress_page import PageWriter
-from everstep.adapters.worker_environment import WorkerPaths, worker_paths
+from everstep.adapters.workers.progress_page import PageWriter
+from everstep.adapters.workers.worker_environment import WorkerPaths, worker_paths
 from everstep.domain.causes import FaultKind
 from everstep.domain.phases import Phase
 from everstep.worker import faults

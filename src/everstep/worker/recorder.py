@@ -21,8 +21,8 @@ from torch import library
 from torch._C import _distributed_c10d as c10d
 from torch.distributed import distributed_c10d
 
-from everstep.adapters.operation_names import DTYPES, OPERATIONS, RECEIVE, RECEIVE_ANY, SEND
-from everstep.adapters.operation_ring import RingGroup, RingWriter, TextKind
+from everstep.adapters.evidence.operation_names import DTYPES, OPERATIONS, RECEIVE, RECEIVE_ANY, SEND
+from everstep.adapters.evidence.operation_ring import RingGroup, RingWriter, TextKind
 from everstep.domain.ids import Rank
 
 _log = logging.getLogger(__name__)

@@ -7,7 +7,7 @@ import logging
 import os
 from pathlib import Path
 
-from everstep.adapters.memory_slots import RankSlots, ranks_present
+from everstep.adapters.checkpoints.memory_slots import RankSlots, ranks_present
 from everstep.domain.errors import ConfigError, WorldError
 from everstep.policy.checkpoints import committed_steps
 from everstep.worker.format import manifest as manifests

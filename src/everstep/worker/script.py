@@ -22,9 +22,9 @@ from typing import NoReturn
 
 import msgspec
 
-from everstep.adapters.devices import gpu_count
-from everstep.adapters.operation_ring import RingWriter
-from everstep.adapters.worker_environment import WorkerPaths
+from everstep.adapters.evidence.operation_ring import RingWriter
+from everstep.adapters.workers.devices import gpu_count
+from everstep.adapters.workers.worker_environment import WorkerPaths
 from everstep.domain.phases import Phase
 from everstep.worker.observer import Observer, current
 

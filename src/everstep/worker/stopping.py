@@ -14,7 +14,7 @@ from collections import deque
 from pathlib import Path
 from typing import NoReturn
 
-from everstep.adapters.stop_page import StopPage, is_broken
+from everstep.adapters.checkpoints.stop_page import StopPage, is_broken
 from everstep.policy.checkpoints import step_to_stop_after
 
 _STEPS_KEPT = 32

@@ -34,7 +34,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.adapters.processes import die_with_parent
+from everstep.adapters.workers.processes import die_with_parent
 from everstep.worker.script_imports import import_wanted, imports_of_module, imports_of_script
 from everstep.worker.waiting import Waiting, wait_for_order
 

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from everstep.adapters.operation_ring import RingWriter, create_ring
+from everstep.adapters.evidence.operation_ring import RingWriter, create_ring
 from everstep.worker.recorder import OperationRecorder
 
 

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from everstep.adapters.memory_slots import SavePages, SavePlan
+from everstep.adapters.checkpoints.memory_slots import SavePages, SavePlan
 from everstep.policy.staging import Course, Way
 from everstep.worker.data import randomness
 from everstep.worker.observer import Observer

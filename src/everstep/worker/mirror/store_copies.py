@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep.adapters.object_store import ObjectStore
+from everstep.adapters.checkpoints.object_store import ObjectStore
 from everstep.domain.errors import ConfigError, EvidenceError, WorldError
 from everstep.worker.format import manifest as manifests
 from everstep.worker.format.durable import sync_folder

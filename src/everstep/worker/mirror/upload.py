@@ -18,9 +18,9 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.adapters.mirror_process import ELSEWHERE, MirrorOrder
-from everstep.adapters.object_store import ObjectStore
-from everstep.adapters.worker_environment import WorkerPaths
+from everstep.adapters.checkpoints.mirror_process import ELSEWHERE, MirrorOrder
+from everstep.adapters.checkpoints.object_store import ObjectStore
+from everstep.adapters.workers.worker_environment import WorkerPaths
 from everstep.domain.errors import EverstepError, EvidenceError
 from everstep.domain.events import CheckpointDelayed, CheckpointMirrored
 from everstep.domain.ids import Attempt

@@ -8,10 +8,10 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from everstep.adapters.leader_page import LeaderWord
-from everstep.adapters.memory_slots import SavePlan
-from everstep.adapters.peer_files import PeerRoster
-from everstep.adapters.peer_line import Credentials, connect
+from everstep.adapters.checkpoints.leader_page import LeaderWord
+from everstep.adapters.checkpoints.memory_slots import SavePlan
+from everstep.adapters.checkpoints.peer_files import PeerRoster
+from everstep.adapters.checkpoints.peer_line import Credentials, connect
 from everstep.domain.errors import EvidenceError
 from everstep.policy.replication import HostReport, Members, Version, Word
 from everstep.worker.peers.service import News, Page, look

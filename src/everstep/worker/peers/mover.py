@@ -10,10 +10,17 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from everstep.adapters.memory_slots import SlotHeader, ranks_present
-from everstep.adapters.peer_files import PeerPin, PeerRoster
-from everstep.adapters.peer_line import Credentials
-from everstep.adapters.peer_repairs import Repair, Repaired, answer_repair, is_asked, repairs_asked, take_repair
+from everstep.adapters.checkpoints.memory_slots import SlotHeader, ranks_present
+from everstep.adapters.checkpoints.peer_files import PeerPin, PeerRoster
+from everstep.adapters.checkpoints.peer_line import Credentials
+from everstep.adapters.checkpoints.peer_repairs import (
+    Repair,
+    Repaired,
+    answer_repair,
+    is_asked,
+    repairs_asked,
+    take_repair,
+)
 from everstep.domain.errors import EvidenceError, WorldError
 from everstep.policy.replication import Fetch, Plan, Version, Word, held_everywhere, slot_for_copy
 from everstep.worker.peers.board import Board, members_of

@@ -15,10 +15,10 @@ import sys
 import time
 from pathlib import Path
 
-from everstep.adapters.leader_page import LeaderPage
-from everstep.adapters.memory_folder import share_lock
-from everstep.adapters.memory_slots import JOB_NAME, SLOT_COUNT, SavePages, SavePlan, ranks_present
-from everstep.adapters.peer_files import (
+from everstep.adapters.checkpoints.leader_page import LeaderPage
+from everstep.adapters.checkpoints.memory_folder import share_lock
+from everstep.adapters.checkpoints.memory_slots import JOB_NAME, SLOT_COUNT, SavePages, SavePlan, ranks_present
+from everstep.adapters.checkpoints.peer_files import (
     COPIES_NAME,
     CREDENTIALS_NAME,
     PeerPin,
@@ -32,8 +32,8 @@ from everstep.adapters.peer_files import (
     write_address,
     write_readiness,
 )
-from everstep.adapters.peer_line import Credentials, address_of, listen, load_credentials
-from everstep.adapters.saver_process import KEPT_NAME
+from everstep.adapters.checkpoints.peer_line import Credentials, address_of, listen, load_credentials
+from everstep.adapters.checkpoints.saver_process import KEPT_NAME
 from everstep.domain.errors import ConfigError, EvidenceError, WorldError
 from everstep.policy.replication import HeldShard, HostReport, next_word
 from everstep.worker.peers.board import Board, Lead, Watch, members_of

@@ -15,9 +15,9 @@ from typing import TypeVar
 
 import msgspec
 
-from everstep.adapters.leader_page import LeaderWord
-from everstep.adapters.memory_slots import FACTS_BYTES_MAX, SLOT_COUNT, SavePlan, SlotHeader
-from everstep.adapters.peer_line import Credentials, Line, Pace, answer, connect
+from everstep.adapters.checkpoints.leader_page import LeaderWord
+from everstep.adapters.checkpoints.memory_slots import FACTS_BYTES_MAX, SLOT_COUNT, SavePlan, SlotHeader
+from everstep.adapters.checkpoints.peer_line import Credentials, Line, Pace, answer, connect
 from everstep.domain.errors import EvidenceError, WorldError
 from everstep.policy.replication import HostReport, Version, Word
 from everstep.worker.peers.shard_store import PIECE_BYTES, Fill, ShardStore

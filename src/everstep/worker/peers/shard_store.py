@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from everstep.adapters.memory_slots import (
+from everstep.adapters.checkpoints.memory_slots import (
     SLOT_COUNT,
     RankSlots,
     SlotHeader,

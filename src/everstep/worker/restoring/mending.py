@@ -6,9 +6,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from everstep.adapters.memory_slots import SlotHeader
-from everstep.adapters.peer_files import ROSTER_NAME
-from everstep.adapters.peer_repairs import Repair, Repaired, answer_of, ask_repair, is_open, withdraw_repair
+from everstep.adapters.checkpoints.memory_slots import SlotHeader
+from everstep.adapters.checkpoints.peer_files import ROSTER_NAME
+from everstep.adapters.checkpoints.peer_repairs import Repair, Repaired, answer_of, ask_repair, is_open, withdraw_repair
 from everstep.policy.replication import Version
 
 _log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from everstep.adapters.memory_slots import (
+from everstep.adapters.checkpoints.memory_slots import (
     SLOT_COUNT,
     RankSlots,
     SavePages,

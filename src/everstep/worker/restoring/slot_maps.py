@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from everstep.adapters import huge_pages
-from everstep.adapters.memory_slots import SLOT_COUNT, RankSlots, image_path, ranks_present
+from everstep.adapters.checkpoints import huge_pages
+from everstep.adapters.checkpoints.memory_slots import SLOT_COUNT, RankSlots, image_path, ranks_present
 from everstep.domain.errors import WorldError
 from everstep.policy.checkpoints import SlotState
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from everstep.adapters.mirror_process import ELSEWHERE
-from everstep.adapters.object_store import ObjectStore
+from everstep.adapters.checkpoints.mirror_process import ELSEWHERE
+from everstep.adapters.checkpoints.object_store import ObjectStore
 from everstep.domain.errors import ConfigError, WorldError
 from everstep.domain.events import CheckpointRefused
 from everstep.domain.ids import Attempt

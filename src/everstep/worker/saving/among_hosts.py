@@ -15,10 +15,10 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.adapters.leader_page import LeaderPage, LeaderWord, Stage
-from everstep.adapters.memory_folder import WANTED_NAME
-from everstep.adapters.memory_slots import SlotHeader
-from everstep.adapters.peer_files import PeerRoster, read_roster
+from everstep.adapters.checkpoints.leader_page import LeaderPage, LeaderWord, Stage
+from everstep.adapters.checkpoints.memory_folder import WANTED_NAME
+from everstep.adapters.checkpoints.memory_slots import SlotHeader
+from everstep.adapters.checkpoints.peer_files import PeerRoster, read_roster
 from everstep.domain.errors import ConfigError, EvidenceError
 from everstep.worker.format import manifest as manifests
 from everstep.worker.format.durable import sync_folder, write_durably

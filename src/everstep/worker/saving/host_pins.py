@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from everstep.adapters.leader_page import LeaderPage
-from everstep.adapters.peer_files import PeerPin, read_roster
+from everstep.adapters.checkpoints.leader_page import LeaderPage
+from everstep.adapters.checkpoints.peer_files import PeerPin, read_roster
 from everstep.policy.checkpoints import Slot, committed_steps
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from everstep.adapters import huge_pages
+from everstep.adapters.checkpoints import huge_pages
 from everstep.domain.errors import EvidenceError
 from everstep.worker.format.frame import dtype_named, frames
 from everstep.worker.format.layout import Piece, RankLayout

@@ -15,7 +15,7 @@ import msgspec
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from everstep.adapters.memory_slots import (
+from everstep.adapters.checkpoints.memory_slots import (
     FACTS_BYTES_MAX,
     SLOT_COUNT,
     RankSlots,
@@ -27,7 +27,7 @@ from everstep.adapters.memory_slots import (
     ranks_present,
     rest_path,
 )
-from everstep.adapters.peer_files import ROSTER_NAME, read_roster
+from everstep.adapters.checkpoints.peer_files import ROSTER_NAME, read_roster
 from everstep.domain.errors import ConfigError, EvidenceError, WorldError
 from everstep.domain.events import CheckpointFailed, CheckpointSaved
 from everstep.domain.ids import Attempt

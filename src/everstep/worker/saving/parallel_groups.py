@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from everstep.adapters.peer_files import read_roster, write_roster
+from everstep.adapters.checkpoints.peer_files import read_roster, write_roster
 from everstep.policy.peers import members_as_hosts, place
 from everstep.worker.state import TrainingState, is_dtensor
 

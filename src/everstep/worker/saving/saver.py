@@ -20,10 +20,10 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.adapters.leader_page import LeaderWord, Stage
-from everstep.adapters.memory_folder import WANTED_NAME, remove_folder, share_lock
-from everstep.adapters.memory_slots import JOB_NAME, RankSlots, SavePages, SaverWord
-from everstep.adapters.saver_process import KEPT_NAME
+from everstep.adapters.checkpoints.leader_page import LeaderWord, Stage
+from everstep.adapters.checkpoints.memory_folder import WANTED_NAME, remove_folder, share_lock
+from everstep.adapters.checkpoints.memory_slots import JOB_NAME, RankSlots, SavePages, SaverWord
+from everstep.adapters.checkpoints.saver_process import KEPT_NAME
 from everstep.domain.errors import EvidenceError
 from everstep.policy.checkpoints import SlotState, committed_steps
 from everstep.worker.format import manifest as manifests

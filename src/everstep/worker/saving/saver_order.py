@@ -5,7 +5,7 @@ from pathlib import Path
 
 import msgspec
 
-from everstep.adapters.memory_slots import JOB_NAME
+from everstep.adapters.checkpoints.memory_slots import JOB_NAME
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

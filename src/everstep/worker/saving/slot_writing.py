@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from everstep.adapters.memory_slots import RankSlots, SlotHeader, image_path, rest_path
+from everstep.adapters.checkpoints.memory_slots import RankSlots, SlotHeader, image_path, rest_path
 from everstep.domain.errors import EvidenceError
 from everstep.policy.checkpoints import SlotState
 from everstep.worker.format import manifest as manifests

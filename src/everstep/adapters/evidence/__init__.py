@@ -1,0 +1,1 @@
+"""What tells why a job failed: stacks, dumps, the operation ring, and snapshots of them all."""
