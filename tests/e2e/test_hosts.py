@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -10,13 +11,22 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.jobs import SCRIPTS, assert_no_orphans, bodies, command, environment, run_id, wait_for
+from tests.e2e.jobs import SCRIPTS, assert_no_orphans, bodies, command, environment, run, run_id, wait_for
 
 from everstep.adapters.workers.processes import processes_of_run
 from everstep.domain.commands import FinishJob, RecordVerdict
 from everstep.domain.errors import EverstepError, ExitCode
-from everstep.domain.events import HostJoined, HostLost, RunResumed, StepsFinished, WorkersStarted
+from everstep.domain.events import (
+    CheckpointMirrored,
+    CheckpointRestored,
+    HostJoined,
+    HostLost,
+    RunResumed,
+    StepsFinished,
+    WorkersStarted,
+)
 from everstep.domain.verdicts import Trouble
+from everstep.worker.format.manifest import complete_steps
 
 pytestmark = pytest.mark.e2e
 COUNTED = str(SCRIPTS / "train_counted.py")
@@ -153,6 +163,31 @@ def test_sigterm_to_any_node_ends_the_whole_job(tmp_path: Path) -> None:
         assert job.codes(*both) == [ExitCode.PREEMPTED, ExitCode.PREEMPTED], job.everything()
         assert "stopped by SIGTERM on " in job.said(0)
     assert_no_orphans(job.run_dir)
+
+
+def test_two_nodes_on_which_everything_is_gone_go_on_from_the_mirror(tmp_path: Path) -> None:
+    mirror = tmp_path / "mirror"
+    program = (str(SCRIPTS / "train_slowly.py"), "300", str(tmp_path / "digest"), "0.3")
+    assert run(tmp_path / "untouched", "--nproc-per-node", "4", *program, "0.0").code == ExitCode.DONE
+    expected = (tmp_path / "digest").read_text()
+    flags = ("--nnodes", "2", "--checkpoint-mirror", f"file://{mirror}")
+    (first := tmp_path / "first").mkdir()
+    with nodes(first, *program, "0.03", flags=flags) as job:
+        both = [job.start("--node-rank", str(rank)) for rank in (0, 1)]
+        wait_for(lambda: len(job.of(CheckpointMirrored)) >= 2, "two steps in the mirror", within_s=90)
+        both[1].send_signal(signal.SIGTERM)
+        assert job.codes(*both) == [ExitCode.PREEMPTED, ExitCode.PREEMPTED], job.everything()
+    newest = complete_steps(mirror)[0]
+    assert complete_steps(job.run_dir / "checkpoints")[0] == newest
+    shutil.rmtree(first)
+    (second := tmp_path / "second").mkdir()
+    with nodes(second, *program, "0.0", flags=flags) as job:
+        both = [job.start("--node-rank", str(rank)) for rank in (1, 0)]
+        assert job.codes(*both) == [ExitCode.DONE, ExitCode.DONE], job.everything()
+        assert [body.step for body in job.of(CheckpointRestored)] == [newest]
+        assert "was fetched from file://" in job.everything()
+    assert (tmp_path / "digest").read_text() == expected
+    assert complete_steps(mirror)[0] == 300
 
 
 def last_line(text: str) -> str:

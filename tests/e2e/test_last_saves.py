@@ -82,5 +82,5 @@ def test_what_a_full_disk_does_not_take_at_the_end_stays_in_memory_for_the_same_
     again = run(folder, *arguments(tmp_path, 100), **disk.environment)
     assert again.code == ExitCode.DONE, again.err
     assert "holds a run that is done already" in again.out + again.err
-    assert complete_steps(folder / "checkpoints")[0] == 100
+    assert complete_steps(folder / "checkpoints")[0] == complete_steps(tmp_path / "mirror")[0] == 100
     assert not memory.exists()

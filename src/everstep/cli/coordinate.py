@@ -95,7 +95,7 @@ def coordinate(
                 job.handle(entry.body)  # type: ignore[arg-type]
         if entries and (end := _already_done(entries)) is not None:
             if plan.hosts is None:
-                bring_to_disk(make_seat(_run_id(plan, entries)))
+                bring_to_disk(plan, make_seat(_run_id(plan, entries)))
             return end
         if entries and plan.faults:
             _log.warning("--inject is ignored: the faults of a run that is continued stand in its ledger")

@@ -110,8 +110,6 @@ def plan_hosts(args: argparse.Namespace) -> HostsPlan | None:
     nnodes = str(need) if need == most else f"{need}:{most}"
     if args.standalone:
         raise ConfigError(f"--standalone means one host, and --nnodes {nnodes} does not; leave one of them out")
-    if args.checkpoint_mirror:
-        raise ConfigError("--checkpoint-mirror works on one host so far; leave it out with --nnodes above 1")
     if args.node_rank is not None and not 0 <= args.node_rank < most:
         raise ConfigError(f"--node-rank {args.node_rank}: with --nnodes {nnodes} write 0 to {most - 1}")
     if not args.host_timeout > 0:

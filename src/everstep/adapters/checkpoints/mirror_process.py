@@ -47,6 +47,10 @@ class MirrorProcess:
         """Start it, and again after it has died."""
         self._process.ensure()
 
+    def release(self) -> None:
+        """Let it bring the newest checkpoint and end, without waiting for it: another host takes over."""
+        self._process.release()
+
     def close(self, *, within_s: float) -> bool:
         """Let it bring the newest checkpoint; False when that takes longer, and then it goes on by itself."""
         return self._process.finish(within_s=within_s, what=f"the newest step is not in {self.order.url}")

@@ -36,7 +36,7 @@ from everstep.ports import Board, Exit, Started
 _DIES_WITHIN_S = 5.0
 _PAUSE_S = 0.02
 SAVED_WITHIN_S = 60.0
-_MIRRORED_WITHIN_S = 3600.0  # it ends by itself when nothing moves for a minute
+MIRRORED_WITHIN_S = 3600.0  # it ends by itself when nothing moves for a minute
 _FROM_OUTSIDE = {
     FaultKind.KILL: signal.SIGKILL,
     FaultKind.FREEZE: signal.SIGSTOP,
@@ -101,6 +101,8 @@ class LocalWorkers:
         self.is_called_off: Callable[[], bool] = lambda: False
         """Asked by a `start` that waits for other hosts: whether something else is wanted of this one meanwhile."""
         self._has_memory = parts.saver is not None
+        self._is_first = False
+        """Whether this host has rank 0: it brings the checkpoints of all to the mirror."""
         self._waiting = WaitingForks(parts.standby, parts.saver.path) if parts.standby and parts.saver else None
         self._attempt = 0
         self._watch = Watch()
@@ -119,7 +121,10 @@ class LocalWorkers:
         warm = self._warm()
         folder = self._job.scratch / f"a{command.attempt:04d}"
         folder.mkdir(mode=0o700, exist_ok=True)
-        self._meeting = self._meet(int(command.attempt), is_first=group_rank == 0)
+        if self._mirror is not None and self._is_first and group_rank:
+            self._mirror.release()
+        self._is_first = group_rank == 0
+        self._meeting = self._meet(int(command.attempt), is_first=self._is_first)
         if self._peers is not None:
             self._has_memory = self._peers.prepare(command, self.is_called_off)
         outputs = self._logs.open(attempt=command.attempt, ranks=ranks)
@@ -160,7 +165,7 @@ class LocalWorkers:
             self._saver.ensure()
         if self._peers is not None:
             self._peers.ensure()
-        if self._mirror is not None:
+        if self._mirror is not None and self._is_first:
             self._mirror.ensure()
         self._logs.copy_to_console()
 
@@ -233,8 +238,8 @@ class LocalWorkers:
             self._saver.close(within_s=SAVED_WITHIN_S)
         if self._peers is not None:
             self._peers.close()  # after the savers, whose words it carries
-        if self._mirror is not None:
-            self._mirror.close(within_s=_MIRRORED_WITHIN_S)
+        if self._mirror is not None and self._is_first:
+            self._mirror.close(within_s=MIRRORED_WITHIN_S)
         self._watch.close()
 
     def _standing(self) -> set[int]:

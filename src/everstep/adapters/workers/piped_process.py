@@ -49,6 +49,10 @@ class PipedProcess:
             self._pause_s = min(self._pause_s * 2, _BETWEEN_STARTS_MAX_S) if died_young else _BETWEEN_STARTS_S
         self._start()
 
+    def release(self) -> None:
+        """Ask it to finish, and do not wait."""
+        self._drop_pipe()
+
     def finish(self, *, within_s: float, what: str) -> bool:
         """Let it do what is left, telling every ten seconds that it is waited for; False when it is not done by then.
 

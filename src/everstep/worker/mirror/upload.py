@@ -203,6 +203,8 @@ def _be_sole(directory: Path) -> None:
         except BlockingIOError:
             time.sleep(POLL_S)
             continue
+        except OSError as problem:
+            _log.debug("%s takes no locks (%s): an earlier uploader may still be at work", directory, problem.strerror)
         break
     for leftover in directory.glob(f"{HELD}*"):
         shutil.rmtree(leftover, ignore_errors=True)
