@@ -13,7 +13,7 @@ from tests.storage.faulty import FaultyStorage
 from everstep.adapters.checkpoints.memory_folder import folder_of
 from everstep.domain.commands import FinishJob
 from everstep.domain.errors import EverstepError, ExitCode
-from everstep.domain.events import CheckpointSaved
+from everstep.domain.events import CheckpointFailed, CheckpointRestored, CheckpointSaved
 from everstep.worker.format.manifest import complete_steps
 
 pytestmark = pytest.mark.e2e
@@ -30,6 +30,13 @@ def heard(folder: Path, kind: type) -> bool:
         return any(isinstance(body, kind) for body in bodies(folder))
     except (EverstepError, OSError):  # no ledger yet
         return False
+
+
+def last_failed(folder: Path) -> int:
+    """The newest step whose save failed."""
+    with contextlib.suppress(EverstepError, OSError):
+        return max((body.step for body in bodies(folder) if isinstance(body, CheckpointFailed)), default=0)
+    return 0
 
 
 def pids(module: str, *words: str) -> set[int]:
@@ -52,9 +59,11 @@ def test_who_is_killed_over_the_last_step_is_started_again_until_it_is_there(
     storage = FaultyStorage(tmp_path / where, tmp_path)
     with started(folder, *arguments(tmp_path, 200), **storage.environment) as job, contextlib.closing(storage):
         wait_for(lambda: heard(folder, CheckpointSaved), "a save", within_s=90)
-        storage.fail(errno.EIO)  # the ranks' own save of the last step, too
-        wait_for(lambda: heard(folder, FinishJob), "the end of training", within_s=90)
+        storage.fail(errno.EIO)
+        if module == SAVER:
+            wait_for(lambda: last_failed(folder) == 200, "the ranks' own save to fail", within_s=90)
         storage.hang()
+        wait_for(lambda: heard(folder, FinishJob), "the end of training", within_s=90)
         killed: set[int] = set()
         for _ in range(2):
             wait_for(lambda: pids(module, run_id(folder), str(folder)) - killed, f"{module} at work")
@@ -79,8 +88,36 @@ def test_what_a_full_disk_does_not_take_at_the_end_stays_in_memory_for_the_same_
     assert f"the newest step could not be made durable and stays in {memory}, which holds 0.0 GB of memory" in done.err
     assert complete_steps(folder / "checkpoints") == []
     disk.heal()
-    again = run(folder, *arguments(tmp_path, 100), **disk.environment)
+    go_on(folder, tmp_path, 100, disk.environment)
+
+
+def test_after_kill_9_of_everything_at_the_end_the_same_command_makes_the_last_step_durable(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    disk = FaultyStorage(folder / "checkpoints", tmp_path)
+    with started(folder, *arguments(tmp_path, 200), **disk.environment) as job, contextlib.closing(disk):
+        wait_for(lambda: heard(folder, CheckpointSaved), "a save", within_s=90)
+        disk.fail(errno.EIO)
+        wait_for(lambda: last_failed(folder) == 200, "the ranks' own save to fail", within_s=90)
+        disk.hang()
+        wait_for(lambda: heard(folder, FinishJob), "the end of training", within_s=90)
+        job.kill()
+        for pid in pids(SAVER, run_id(folder)):
+            os.kill(pid, signal.SIGKILL)
+        wait_for(lambda: not pids(SAVER, run_id(folder)), "the saver to be gone")
+    assert folder_of(run_id(folder)).exists()
+    assert complete_steps(folder / "checkpoints")[0] < 200
+    go_on(folder, tmp_path, 200, disk.environment)
+
+
+def go_on(folder: Path, tmp_path: Path, step: int, environment: dict[str, str]) -> None:
+    """The same command again, with a disk that works."""
+    expected = (tmp_path / "digest").read_text()
+    again = run(folder, *arguments(tmp_path, step), **environment)
     assert again.code == ExitCode.DONE, again.err
-    assert "holds a run that is done already" in again.out + again.err
-    assert complete_steps(folder / "checkpoints")[0] == complete_steps(tmp_path / "mirror")[0] == 100
-    assert not memory.exists()
+    assert "the run is done, but its last step may be in memory alone" in again.err
+    assert again.bodies(CheckpointRestored)[-1].step == step
+    assert complete_steps(folder / "checkpoints")[0] == complete_steps(tmp_path / "mirror")[0] == step
+    assert (tmp_path / "digest").read_text() == expected
+    assert not folder_of(run_id(folder)).exists()
+    once_more = run(folder, *arguments(tmp_path, step), **environment)
+    assert "holds a run that is done already" in once_more.out + once_more.err

@@ -125,6 +125,19 @@ def test_ten_thousand_hosts_with_racks_and_groups_are_placed_and_mended_in_a_mom
     assert took_s < 1.0
 
 
+def test_no_host_keeps_the_copies_of_many_because_it_is_alone_in_another_rack() -> None:
+    hosts = [Host(name=f"h{n:02d}", rack="leaf1" if n < 16 else "leaf2") for n in range(17)]
+    assert place(hosts).load_max == 16
+    placed = place(hosts, load_max=2)
+    assert placed.load_max == 1
+    assert placed.doubts == ("racks are not heeded: one host would have to keep the copies of too many others",)
+    assert place(hosts, placed.keepers, load_max=2).keepers == placed.keepers
+    balanced = place([Host(name=f"h{n:02d}", rack="leaf1" if n < 16 else "leaf2") for n in range(24)], load_max=2)
+    assert (balanced.load_max, balanced.doubts) == (2, ())
+    grouped = [Host(name=f"h{n}", groups=("g",) if n < 5 else ()) for n in range(6)]
+    assert place(grouped, load_max=2).doubts[-1].startswith("parallel groups are not heeded")
+
+
 def test_the_hosts_of_a_job_are_labelled_by_rack_and_by_the_groups_of_their_ranks() -> None:
     ranks = {"a": (0, 1), "b": (2, 3), "c": (4, 5), "d": (6, 7)}
     everywhere, one_host, replicas = tuple(range(8)), (0, 1), [(0, 1, 2, 3), (4, 5, 6, 7)]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from everstep.policy.staging import STRIDE_MAX, Course, Pace, SaveTimes, Way, cost_s, way_of
+from everstep.policy.staging import STRIDE_MAX, CommitWatch, Course, Pace, SaveTimes, Way, cost_s, way_of
 
 TRIAL = Course(stride=1, way=Way.TRIAL)
 
@@ -88,3 +88,18 @@ def test_without_a_step_to_compare_with_each_step_is_saved_and_the_stride_has_an
     pace.end_step(0.0)
     pace.end_step(1e-6)
     assert pace.stride_for(5.0) == STRIDE_MAX
+
+
+def test_commits_are_missing_after_some_saves_and_longer_than_news_may_take() -> None:
+    watch = CommitWatch()
+    assert not watch.are_missing(0.0, patience_s=0.0)
+    for number in range(20):
+        watch.note(newest=number // 2, now_s=float(number))
+        assert not watch.are_missing(float(number), patience_s=0.0)
+    for number in range(20, 28):
+        watch.note(newest=9, now_s=float(number))
+    assert watch.are_missing(27.0, patience_s=0.0)
+    assert watch.are_missing(28.0, patience_s=10.0)
+    assert not watch.are_missing(27.0, patience_s=10.0)
+    watch.note(newest=10, now_s=29.0)
+    assert not watch.are_missing(100.0, patience_s=0.0)

@@ -20,7 +20,7 @@ from everstep.adapters.clock import MonotonicClock
 from everstep.adapters.evidence.snapshot_request import Collect, answering
 from everstep.adapters.ledger_file import LedgerFile
 from everstep.adapters.workers.processes import become_subreaper, kill_run
-from everstep.cli.host_parts import Seat, bring_to_disk, guarded, make_agent, make_host, scratch_folder
+from everstep.cli.host_parts import Seat, guarded, has_left_memory, make_agent, make_host, scratch_folder
 from everstep.cli.run_arguments import RunPlan, command_line
 from everstep.domain.codec import Entry, is_command
 from everstep.domain.commands import Command, FinishJob
@@ -94,9 +94,9 @@ def coordinate(
             if not is_command(entry.body):
                 job.handle(entry.body)  # type: ignore[arg-type]
         if entries and (end := _already_done(entries)) is not None:
-            if plan.hosts is None:
-                bring_to_disk(plan, make_seat(_run_id(plan, entries)))
-            return end
+            if not has_left_memory(make_seat(_run_id(plan, entries))):
+                return end
+            _log.warning("the run is done, but its last step may be in memory alone: it goes on from there")
         if entries and plan.faults:
             _log.warning("--inject is ignored: the faults of a run that is continued stand in its ledger")
         opening = _opening(plan, entries)

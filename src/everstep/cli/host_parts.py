@@ -14,14 +14,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from everstep.adapters.checkpoints.memory_folder import SHARED_MEMORY, folder_of, open_folder
+from everstep.adapters.checkpoints.memory_folder import SHARED_MEMORY, folder_of, is_free, open_folder
+from everstep.adapters.checkpoints.memory_slots import JOB_NAME
 from everstep.adapters.checkpoints.mirror_process import MirrorOrder, MirrorProcess
 from everstep.adapters.checkpoints.peer_hosts import PeerConfig, PeerHosts
-from everstep.adapters.checkpoints.saver_process import KEPT_NAME, SaverProcess
+from everstep.adapters.checkpoints.saver_process import SaverProcess
 from everstep.adapters.clock import MonotonicClock
 from everstep.adapters.evidence.evidence_files import EvidenceFiles
 from everstep.adapters.workers.guard import Guard
-from everstep.adapters.workers.local_workers import MIRRORED_WITHIN_S, SAVED_WITHIN_S, LocalJob, LocalWorkers, Parts
+from everstep.adapters.workers.local_workers import LocalJob, LocalWorkers, Parts
 from everstep.adapters.workers.rendezvous_store import RendezvousStores
 from everstep.adapters.workers.roster import Roster
 from everstep.adapters.workers.standby import Standby
@@ -97,7 +98,7 @@ def make_host(plan: RunPlan, seat: Seat, clock: MonotonicClock, scratch: Path) -
         host=seat.host,
         program=plan.program,
         scratch=scratch,
-        checkpoints=_checkpoints(plan),
+        checkpoints=plan.run_dir.resolve() / "checkpoints",
         address=seat.address,
         rdzv_id=plan.rdzv_id or seat.run,
         virtual_local_rank=plan.virtual_local_rank,
@@ -148,18 +149,14 @@ def _report_s(plan: RunPlan) -> float:
 def _mirror(plan: RunPlan, job: LocalJob, clock: MonotonicClock) -> MirrorProcess | None:
     if not plan.mirror:
         return None
-    return MirrorProcess(_mirror_order(plan, notes=str(job.scratch / _MIRROR_NOTES), clock_zero_ns=clock.zero_ns))
-
-
-def _mirror_order(plan: RunPlan, *, notes: str = "", clock_zero_ns: int = 0) -> MirrorOrder:
-    directory = str(_checkpoints(plan))
-    return MirrorOrder(
-        url=plan.mirror, directory=directory, keep=plan.mirror_keep, notes=notes, clock_zero_ns=clock_zero_ns
+    order = MirrorOrder(
+        url=plan.mirror,
+        directory=str(job.checkpoints),
+        keep=plan.mirror_keep,
+        notes=str(job.scratch / _MIRROR_NOTES),
+        clock_zero_ns=clock.zero_ns,
     )
-
-
-def _checkpoints(plan: RunPlan) -> Path:
-    return plan.run_dir.resolve() / "checkpoints"
+    return MirrorProcess(order)
 
 
 def _peers(plan: RunPlan, seat: Seat, saver: SaverProcess | None) -> PeerHosts | None:
@@ -185,12 +182,10 @@ def _saver(seat: Seat) -> SaverProcess | None:
         return None
 
 
-def bring_to_disk(plan: RunPlan, seat: Seat) -> None:
-    """Make durable what an earlier start of the run had to leave in memory, and mirror it."""
-    if not (folder_of(seat.name) / KEPT_NAME).exists() or (saver := _saver(seat)) is None:
-        return
-    if saver.close(within_s=SAVED_WITHIN_S) and plan.mirror:
-        MirrorProcess(_mirror_order(plan)).close(within_s=MIRRORED_WITHIN_S)
+def has_left_memory(seat: Seat) -> bool:
+    """Whether an earlier start of the run had to leave a state in memory, and nobody is at work on it."""
+    folder = folder_of(seat.name)
+    return (folder / JOB_NAME).exists() and is_free(folder)
 
 
 def _compile_cache(run_dir: Path) -> Path | None:

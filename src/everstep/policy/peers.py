@@ -2,10 +2,12 @@
 
 from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Kind = tuple[int, frozenset[str]]
 _SAME_RACK, _SHARED_GROUP = 2, 1
+WARDS_MAX = 2
+"""Hosts that one may have to keep copies for: each takes its memory, and as long to send as its own."""
 _LOOKS_MAX = 1_000_000
 """Pairs that chains may be searched among: enough to be exact for a hundred hosts, and short for ten thousand."""
 
@@ -42,17 +44,54 @@ class Placement:
         return max(Counter(self.keepers.values()).values(), default=0)
 
 
-def place(hosts: Sequence[Host], before: Mapping[str, str] | None = None) -> Placement:
+def place(hosts: Sequence[Host], before: Mapping[str, str] | None = None, *, load_max: int | None = None) -> Placement:
     """A keeper for each host: in another rack before all, then without a parallel group in common, then evenly.
 
     Args:
         before: the keepers until now; who can stay, stays.
+        load_max: where one host would have to keep copies for more than so many (as the only one in another rack than
+            all others), groups are not heeded, then racks, then neither.
     """
     if len(hosts) < 2:
         return Placement(keepers={}, doubts=("a host alone has no peer: its loss loses what is in memory",))
-    labels = _Labels(sorted(hosts, key=lambda host: (host.rack, host.groups, host.name)))
-    keepers = labels.kept(before) if before else labels.spread()
-    return Placement(keepers=_Search(labels, keepers).complete(), doubts=labels.doubts())
+    if load_max is None:
+        return _HEEDED[0].placement(_HEEDED[0].labels(hosts), before)
+    for way in _HEEDED:
+        labels = way.labels(hosts)
+        if labels.load_bound() <= load_max:
+            placement = way.placement(labels, before)
+            if placement.load_max <= load_max:
+                return placement
+    return _HEEDED[-1].placement(_HEEDED[-1].labels(hosts), None)  # each keeps one
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Heeded:
+    """Which labels a placement goes by."""
+
+    racks: bool
+    groups: bool
+
+    def labels(self, hosts: Sequence[Host]) -> "_Labels":
+        seen = [
+            replace(host, rack=host.rack if self.racks else "", groups=host.groups if self.groups else ())
+            for host in hosts
+        ]
+        return _Labels(sorted(seen, key=lambda host: (host.rack, host.groups, host.name)))
+
+    def placement(self, labels: "_Labels", before: Mapping[str, str] | None) -> Placement:
+        keepers = labels.kept(before) if before else labels.spread()
+        return Placement(keepers=_Search(labels, keepers).complete(), doubts=(*labels.doubts(), *self.doubts))
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        left_out = [name for name, heeded in (("racks", self.racks), ("parallel groups", self.groups)) if not heeded]
+        if not left_out:
+            return ()
+        return (f"{' and '.join(left_out)} are not heeded: one host would have to keep the copies of too many others",)
+
+
+_HEEDED = tuple(_Heeded(racks=racks, groups=groups) for racks in (True, False) for groups in (True, False))
 
 
 def members_as_hosts(
@@ -70,9 +109,21 @@ def members_as_hosts(
     for group in groups:
         hosts = {owners[rank] for rank in group if rank in owners}
         if 1 < len(hosts) < len(ranks):
+            name = "ranks " + ",".join(map(str, group))
             for host in hosts:
-                labels[host].append("ranks " + ",".join(map(str, group)))
+                labels[host].append(name)
     return [Host(name=host, rack=racks.get(host, ""), groups=tuple(labels[host])) for host in sorted(ranks)]
+
+
+def choose_keepers(
+    ranks: Mapping[str, Sequence[int]],
+    racks: Mapping[str, str],
+    *,
+    groups: Sequence[Sequence[int]] = (),
+    before: Mapping[str, str],
+) -> Mapping[str, str]:
+    """Who keeps whose copies in a job; see `members_as_hosts` and `place`."""
+    return place(members_as_hosts(ranks, racks, groups), before, load_max=WARDS_MAX).keepers
 
 
 class _Labels:

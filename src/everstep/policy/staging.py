@@ -22,6 +22,7 @@ _SETTLED_MAX = 256
 _CLEARLY = 0.9
 """Another way must cost less than this share of the present one."""
 _KEPT = 16
+_SILENT_SAVES_MAX = 8
 _BASE_KEPT = 64
 
 
@@ -77,6 +78,24 @@ def cost_s(saves: Iterable[SaveTimes], step_s: float) -> float:
     waited_s = median(save.waited_s for save in kept)
     most_s = max(waited_s, median(save.busy_s for save in kept))
     return median(save.stall_s for save in kept) + min(max(extra_s, waited_s), most_s)
+
+
+class CommitWatch:
+    """Whether saves to memory still become complete on all ranks, as one rank sees it."""
+
+    def __init__(self) -> None:
+        self._newest = self._saves_since = 0
+        self._since_s = math.inf
+
+    def note(self, newest: int, now_s: float) -> None:
+        """A save; `newest` is the step that is complete on all ranks."""
+        has_moved = newest > self._newest
+        self._newest, self._saves_since = max(newest, self._newest), 0 if has_moved else self._saves_since + 1
+        self._since_s = now_s if has_moved else min(self._since_s, now_s)
+
+    def are_missing(self, now_s: float, *, patience_s: float) -> bool:
+        """No commit for some saves, and for longer than news of one may take."""
+        return self._saves_since >= _SILENT_SAVES_MAX and now_s - self._since_s >= patience_s
 
 
 class Pace:

@@ -34,6 +34,7 @@ from everstep.worker.withheld_steps import marks_of, withheld_steps
 
 _log = logging.getLogger(__name__)
 _MEMORY_AFTER_STEPS = 2
+_FINAL_WITHIN_S = 10.0
 """Steps of an attempt before the memory tier is opened: the first makes the optimizer's state, the next is timed."""
 _attached = False
 
@@ -311,8 +312,6 @@ class Run:
         if self.stopping is not None and self.stopping.due(self._step):
             self._stop(self.stopping, until)
         if self._save_asked or self._step == until:
-            if self._step == until and self._memory.is_on(self._step):
-                self._save_to_memory()  # there it outlives a disk that fails or hangs just now
             self._save()
         elif self._step >= self._memory_opens_after and self._memory.is_wanted:
             if self._has_other_slots:  # they make room, so what they hold must be somewhere else first
@@ -329,8 +328,17 @@ class Run:
                 self._save_to_memory()
         elif due:
             self._save()
-        if self._step == until and self._saved_step != self._step and self._leads:
-            where = "in memory alone, for the saver to try again" if self._memory.is_on(self._step) else "on no disk"
+        if self._step == until and self._saved_step != self._step:
+            self._keep_final()
+
+    def _keep_final(self) -> None:
+        """The disk did not take the last step. In memory it waits for the saver, and for the same command again."""
+        is_kept = False
+        if self._memory.is_on(self._step):
+            self._save_to_memory()
+            is_kept = self._memory.await_all(self._step, _FINAL_WITHIN_S)
+        if self._leads:
+            where = "in memory alone, for the saver to try again" if is_kept else "on no disk"
             _log.warning("everstep: the final state, step %d, is %s: its save failed", self._step, where)
 
     def _stop(self, stopping: Stopping, until: int) -> None:

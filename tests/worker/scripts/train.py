@@ -202,6 +202,9 @@ def main(spec: dict[str, Any]) -> None:
                 optimizer.zero_grad(set_to_none=spec.get("set_to_none", True))
                 scheduler.step()
                 average.update()
+            if run.step + 1 == spec.get("replace_at") and rank == world - 1:
+                for state in optimizer.state.values():  # as no optimizer should
+                    state["exp_avg"] = state["exp_avg"].clone()
             if spec.get("evaluate"):  # FSDP2 leaves whole parameters behind after a forward pass alone
                 with torch.no_grad(), run.evaluating():
                     model(batch)

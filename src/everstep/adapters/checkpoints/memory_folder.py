@@ -84,6 +84,15 @@ def open_folder(run: str, *, parent: Path = SHARED_MEMORY, patience_s: float = 6
         raise WorldError(f"{parent} cannot be used ({error.strerror})") from error
 
 
+def is_free(path: Path) -> bool:
+    """Whether a folder is there that nobody holds."""
+    with contextlib.suppress(OSError):
+        if (lock := _try_lock(path)) is not None:
+            os.close(lock)
+            return True
+    return False
+
+
 def share_lock(path: Path) -> int | None:
     """Hold the run alive too, beside its owner; None when the folder is gone."""
     try:

@@ -44,7 +44,7 @@ class PeerRoster:
         addresses: `HOST:PORT` of each host's replicator.
         ranks: of each host.
         keepers: who holds whose copies (policy/peers.py).
-        racks, groups: what that was chosen by: the racks of hosts, and ranks that are lost together.
+        racks: of the hosts whose rack somebody knows; keepers are chosen again once the ranks know their groups.
         restoring: no rank runs, and every host is to get the newest version that exists whole.
         bytes_per_s: what this host may send while ranks train; 0 for no limit.
         encrypted: False on loopback only.
@@ -56,7 +56,6 @@ class PeerRoster:
     ranks: Mapping[str, tuple[int, ...]]
     keepers: Mapping[str, str] = field(default_factory=dict)
     racks: Mapping[str, str] = field(default_factory=dict)
-    groups: tuple[tuple[int, ...], ...] = ()
     attempt: int = 0
     restoring: bool = False
     bytes_per_s: float = BYTES_PER_S

@@ -8,8 +8,8 @@ import contextlib
 import logging
 import shutil
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -32,7 +32,7 @@ from everstep.adapters.workers.piped_process import PipedProcess
 from everstep.domain.commands import StartWorkers
 from everstep.domain.errors import ConfigError, EvidenceError, WorldError
 from everstep.domain.ids import HostId
-from everstep.policy.peers import members_as_hosts, place
+from everstep.policy.peers import choose_keepers
 from everstep.ports import Board
 
 _log = logging.getLogger(__name__)
@@ -71,15 +71,17 @@ class _Offer:
     """What a host puts on the board: its replicator's address, or why it has none.
 
     Attributes:
-        attempt, keepers, groups: of the roster that it followed last.
+        attempt: of the roster that it followed last.
+        keeper, wards: in that: who kept its copies, and for whom it kept any. Nobody posts more than that: a value on
+            the board is small, and all hosts read all of them.
     """
 
     address: str = ""
     rack: str = ""
     problem: str = ""
     attempt: int = 0
-    keepers: dict[str, str] = field(default_factory=dict)
-    groups: tuple[tuple[int, ...], ...] = ()
+    keeper: str = ""
+    wards: tuple[str, ...] = ()
 
 
 class PeerHosts:
@@ -115,7 +117,7 @@ class PeerHosts:
         if len(command.shares) == 1:
             self._forget_roster()
             return self._config.folder is not None
-        offers = self._exchange(_ADDRESS, command, self._offer(command), is_called_off)
+        offers = self._exchange(_ADDRESS, command, self._offer(), is_called_off)
         problems = {host: offer.problem for host, offer in offers.items() if offer.problem}
         if not problems:
             self._write_roster(command, offers)
@@ -147,7 +149,7 @@ class PeerHosts:
                 offers[share.host] = msgspec.json.decode(content, type=_Offer)
         return offers
 
-    def _offer(self, command: StartWorkers) -> _Offer:
+    def _offer(self) -> _Offer:
         if self._process is None or self._config.folder is None:
             return _Offer(problem="there is no room in memory")
         if problem := _take_credentials(self._config):
@@ -158,22 +160,17 @@ class PeerHosts:
             if time.monotonic() > ends_s:
                 return _Offer(problem=f"its replicator did not come up within {_UP_WITHIN_S:.0f} s")
             time.sleep(_LOOK_S)
-        offer = _Offer(address=address, rack=self._config.rack)
-        with contextlib.suppress(EvidenceError, ConfigError):  # an older version's says nothing
-            if (before := read_roster(self._config.folder)) is not None:
-                is_same_size = sum(map(len, before.ranks.values())) == command.world_size
-                offer = replace(
-                    offer,
-                    attempt=before.attempt,
-                    keepers=dict(before.keepers),
-                    groups=before.groups if is_same_size else (),
-                )
-        return offer
+        before = _roster_before(self._config.folder)
+        return _Offer(
+            address=address,
+            rack=self._config.rack,
+            attempt=before.attempt if before else 0,
+            keeper=before.keepers.get(before.host, "") if before else "",
+            wards=tuple(sorted(w for w, keeper in before.keepers.items() if keeper == before.host)) if before else (),
+        )
 
     def _write_roster(self, command: StartWorkers, offers: dict[HostId, _Offer]) -> None:
         assert self._config.folder is not None
-        # All hosts must see the same; one that was killed early may know less of the same attempt.
-        _, before = max(offers.items(), key=lambda item: (item[1].attempt, len(item[1].groups), item[0]))
         ranks: dict[str, tuple[int, ...]] = {
             s.host: tuple(range(s.first_rank, s.first_rank + s.count)) for s in command.shares
         }
@@ -184,9 +181,8 @@ class PeerHosts:
             host=self._config.host,
             addresses={host: offer.address for host, offer in offers.items()},
             ranks=ranks,
-            keepers=place(members_as_hosts(ranks, racks, before.groups), before.keepers).keepers,
+            keepers=choose_keepers(ranks, racks, before=_keepers_before(offers)),
             racks=racks,
-            groups=before.groups,
             restoring=True,
         )
         forget_repairs(self._config.folder)
@@ -250,6 +246,23 @@ class PeerHosts:
 
 def _key(command: StartWorkers, what: str, host: HostId) -> str:
     return f"peers/{command.attempt}/{what}/{host}"
+
+
+def _roster_before(folder: Path) -> PeerRoster | None:
+    with contextlib.suppress(EvidenceError, ConfigError):  # another version's says nothing
+        return read_roster(folder)
+    return None
+
+
+def _keepers_before(offers: Mapping[HostId, _Offer]) -> dict[str, str]:
+    """Who kept whose copies in the newest attempt that any of the hosts was in, as far as these know."""
+    newest = max(offer.attempt for offer in offers.values())
+    found: dict[str, str] = {}
+    for host, offer in sorted(offers.items()):
+        if offer.attempt == newest > 0:
+            found |= dict.fromkeys(offer.wards, host)
+            found |= {host: offer.keeper} if offer.keeper else {}
+    return found
 
 
 def _take_credentials(config: PeerConfig) -> str:

@@ -48,7 +48,8 @@ class SaverProcess:
         done = True
         if self._process.pid or (self._folder.path / JOB_NAME).exists():
             done = self._process.finish(within_s=within_s, what="the newest step is not on disk")
-        if (self._folder.path / KEPT_NAME).exists():
+        has_given_up = not done and not self._process.is_alive()
+        if has_given_up or (self._folder.path / KEPT_NAME).exists():
             _log.warning(
                 "the newest step could not be made durable and stays in %s, which holds %.1f GB of memory: the same "
                 "command again goes on from there, and the next start of another run on this host removes it",

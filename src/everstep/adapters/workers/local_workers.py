@@ -35,8 +35,8 @@ from everstep.ports import Board, Exit, Started
 
 _DIES_WITHIN_S = 5.0
 _PAUSE_S = 0.02
-SAVED_WITHIN_S = 60.0
-MIRRORED_WITHIN_S = 3600.0  # it ends by itself when nothing moves for a minute
+_SAVED_WITHIN_S = 60.0
+_MIRRORED_WITHIN_S = 3600.0  # it ends by itself when nothing moves for a minute
 _FROM_OUTSIDE = {
     FaultKind.KILL: signal.SIGKILL,
     FaultKind.FREEZE: signal.SIGSTOP,
@@ -235,11 +235,11 @@ class LocalWorkers:
             self._standby.close()
         kill_run(self._job.mark)
         if self._saver is not None:
-            self._saver.close(within_s=SAVED_WITHIN_S)
+            self._saver.close(within_s=_SAVED_WITHIN_S)
         if self._peers is not None:
             self._peers.close()  # after the savers, whose words it carries
         if self._mirror is not None and self._is_first:
-            self._mirror.close(within_s=MIRRORED_WITHIN_S)
+            self._mirror.close(within_s=_MIRRORED_WITHIN_S)
         self._watch.close()
 
     def _standing(self) -> set[int]:

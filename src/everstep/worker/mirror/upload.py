@@ -13,6 +13,7 @@ import shutil
 import signal
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,6 +36,7 @@ BACKOFF_S = (1.0, 5.0, 15.0, 60.0)
 STILL_S = 60.0
 """At the end of the job, a store that has not moved for as long is given up."""
 _TELL_AFTER_S = 60.0
+_BEAT_S = 1.0
 _LOCK_NAME = ".mirror.lock"
 _NICENESS = 10
 
@@ -51,8 +53,11 @@ class _Done:
 class Uploader:
     """`turn` looks and tells; the work itself is done in a thread, which may hang."""
 
-    def __init__(self, order: MirrorOrder, mirror: Mirror | None = None) -> None:
+    def __init__(
+        self, order: MirrorOrder, mirror: Mirror | None = None, *, beat: Callable[[], None] = lambda: None
+    ) -> None:
         self._order = order
+        self._beat = beat
         self._mirror = mirror or Mirror(ObjectStore(order.url), self._move)
         paths = WorkerPaths(run="", attempt=0, rank=0, notes=order.notes, clock_zero_ns=order.clock_zero_ns)
         self._notes = Notes(paths)
@@ -126,6 +131,7 @@ class Uploader:
 
     def _move(self) -> None:
         self._moved_s = time.monotonic()
+        self._beat()
 
     # In the loop.
 
@@ -190,24 +196,52 @@ class Uploader:
         self._notes.write(event)
 
 
-def _be_sole(directory: Path) -> None:
-    """Wait until no earlier uploader of this directory is at work, and clean up.
+class _Lock:
+    """Held by the one uploader that is at work on a directory; its time tells others that bytes move."""
 
-    Also when the run is over meanwhile: the earlier one may not know of the last step.
-    """
-    directory.mkdir(parents=True, exist_ok=True)
-    lock = os.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    while True:
+    def __init__(self, directory: Path) -> None:
+        directory.mkdir(parents=True, exist_ok=True)
+        self._directory = directory
+        self._fd = os.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        self._beat_s = 0.0
+
+    def take(self, pipe: int) -> bool:
+        """Wait for an earlier uploader, which may not know of the last step, and clean up after it.
+
+        False when the run is over and that one does not move any more.
+        """
+        moved, moved_s, is_told, is_closing = 0, time.monotonic(), False, False
+        while not self._try():
+            if (found := os.fstat(self._fd).st_mtime_ns) != moved:
+                moved, moved_s = found, time.monotonic()
+            if (is_still := time.monotonic() - moved_s > STILL_S) and (is_closing or not is_told):
+                _log.warning("everstep: an earlier uploader holds %s and does not move", self._directory / _LOCK_NAME)
+                is_told = True
+            if is_still and is_closing:
+                return False
+            if is_closing:
+                time.sleep(POLL_S)
+            else:
+                is_closing = _is_over(pipe, POLL_S)
+        for leftover in self._directory.glob(f"{HELD}*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        return True
+
+    def beat(self) -> None:
+        """Bytes have moved."""
+        if time.monotonic() - self._beat_s > _BEAT_S:
+            self._beat_s = time.monotonic()
+            with contextlib.suppress(OSError):
+                os.utime(self._fd)
+
+    def _try(self) -> bool:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            time.sleep(POLL_S)
-            continue
+            return False
         except OSError as problem:
-            _log.debug("%s takes no locks (%s): an earlier uploader may still be at work", directory, problem.strerror)
-        break
-    for leftover in directory.glob(f"{HELD}*"):
-        shutil.rmtree(leftover, ignore_errors=True)
+            _log.debug("%s takes no locks (%s): another uploader may be at work", self._directory, problem.strerror)
+        return True
 
 
 def _is_over(pipe: int, within_s: float) -> bool:
@@ -220,8 +254,10 @@ def main(arguments: list[str]) -> int:
         signal.signal(number, signal.SIG_IGN)  # whoever ends the job closes the pipe
     os.nice(_NICENESS)
     pipe, order = int(arguments[0]), msgspec.json.decode(arguments[1], type=MirrorOrder)
-    _be_sole(Path(order.directory))
-    uploader, closing = Uploader(order), False
+    lock = _Lock(Path(order.directory))
+    if not lock.take(pipe):
+        return 0
+    uploader, closing = Uploader(order, beat=lock.beat), False
     while not uploader.turn(closing=closing):
         closing = closing or _is_over(pipe, POLL_S)
         if closing:

@@ -6,10 +6,9 @@ A watch on each other host keeps it fresh; a host that does not answer has no re
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from everstep.adapters.checkpoints.leader_page import LeaderWord
-from everstep.adapters.checkpoints.memory_slots import SavePlan
 from everstep.adapters.checkpoints.peer_files import PeerRoster
 from everstep.adapters.checkpoints.peer_line import Credentials, connect
 from everstep.domain.errors import EvidenceError
@@ -23,14 +22,6 @@ _NEVER = 0
 
 def members_of(roster: PeerRoster) -> Members:
     return Members(ranks=roster.ranks, keepers=roster.keepers)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Lead:
-    """What the leader's host says beside: rank 0's plan of saves, and its saver's word."""
-
-    plan: SavePlan
-    saver: LeaderWord
 
 
 class Board:
@@ -69,13 +60,13 @@ class Board:
                 return None
             return self._roster, self._credentials
 
-    def tell(self, report: HostReport, pages: tuple[Page, ...], lead: Lead | None) -> None:
-        """What this host says of itself."""
+    def tell(self, report: HostReport, pages: tuple[Page, ...], saver: LeaderWord | None) -> None:
+        """What this host says of itself; where it leads, also what its saver does."""
         with self._changed:
             before = self._news
             news = News(serial=before.serial if before else 1, report=report, pages=pages)
-            if lead is not None:
-                news = replace(news, word=self._word, plan=lead.plan, saver=lead.saver)
+            if saver is not None:
+                news = replace(news, word=self._word, saver=saver)
             if news != before:
                 self._news = replace(news, serial=news.serial + 1)
                 self._changed.notify_all()

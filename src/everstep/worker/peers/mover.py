@@ -25,7 +25,7 @@ from everstep.domain.errors import EvidenceError, WorldError
 from everstep.policy.replication import Fetch, Plan, Version, Word, held_everywhere, slot_for_copy
 from everstep.worker.peers.board import Board, members_of
 from everstep.worker.peers.service import Request, fetch
-from everstep.worker.peers.shard_store import PIECE_BYTES, Fill, ShardStore, drop, drop_files, version_of
+from everstep.worker.peers.shard_store import PIECE_BYTES, Fill, ShardStore, drop, drop_files, takes_room, version_of
 
 _log = logging.getLogger(__name__)
 COPY_COUNT = 2
@@ -100,20 +100,25 @@ class Mover:
             # All ranks have saved anew, so what was brought in for their restoring is out of date.
             drop_files(self._stores.slots.folder, keep=roster.ranks[roster.host])
             self._has_foreign_files = False
-        return self._copy_own(roster, word) or self._copy_others(roster, credentials, word)
+        if self._copy_own(roster, word) or self._copy_others(roster, credentials, word):
+            return True
+        self._drop_stale(roster)
+        return False
 
     def _drop_stale(self, roster: PeerRoster) -> None:
         """Free copies for which others have become the keepers, once these hold something as new."""
         members, reports, copies = members_of(roster), self._board.reports(), self._stores.copies
-        others = set(ranks_present(copies.folder)) - set(members.kept_by(roster.host))
-        stale = {
-            rank: max(found) for rank in others if (found := [v for v in _versions(copies, rank) if v is not None])
-        }
+        stale = [
+            rank
+            for rank in ranks_present(copies.folder)
+            if rank not in members.kept_by(roster.host) and takes_room(copies, rank)
+        ]
         if not stale or any(host not in reports for host in roster.ranks):
             return
         held = held_everywhere(members, reports)
-        for rank, newest in stale.items():
-            if held is not None and newest <= held:
+        for rank in stale:
+            versions = [version for version in _versions(copies, rank) if version is not None]
+            if not versions or (held is not None and max(versions) <= held):
                 drop(copies, rank)
 
     # Copies while the ranks train.

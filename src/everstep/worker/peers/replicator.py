@@ -17,7 +17,7 @@ from pathlib import Path
 
 from everstep.adapters.checkpoints.leader_page import LeaderPage
 from everstep.adapters.checkpoints.memory_folder import share_lock
-from everstep.adapters.checkpoints.memory_slots import JOB_NAME, SLOT_COUNT, SavePages, SavePlan, ranks_present
+from everstep.adapters.checkpoints.memory_slots import JOB_NAME, SLOT_COUNT, SavePages, ranks_present
 from everstep.adapters.checkpoints.peer_files import (
     COPIES_NAME,
     CREDENTIALS_NAME,
@@ -36,7 +36,7 @@ from everstep.adapters.checkpoints.peer_line import Credentials, address_of, lis
 from everstep.adapters.checkpoints.saver_process import KEPT_NAME
 from everstep.domain.errors import ConfigError, EvidenceError, WorldError
 from everstep.policy.replication import HeldShard, HostReport, next_word
-from everstep.worker.peers.board import Board, Lead, Watch, members_of
+from everstep.worker.peers.board import Board, Watch, members_of
 from everstep.worker.peers.mover import Mover, Stores
 from everstep.worker.peers.service import LOOK_WITHIN_S, News, Page, PeerService
 from everstep.worker.peers.shard_store import ShardStore
@@ -72,7 +72,6 @@ class Replicator:
         self._board = Board()
         self._watches: dict[str, Watch] = {}
         self._credentials: Credentials | None = None
-        self._plans: dict[str, SavePlan] = {}
         self._roster_stamp = 0, 0
         self._told = ""
         self._ready_told = 0
@@ -118,8 +117,7 @@ class Replicator:
         )
         members = members_of(roster)
         leads = members.leader == roster.host
-        lead = Lead(plan=self._pages.plan(), saver=self._leader.read()) if leads else None
-        self._board.tell(report, pages, lead)
+        self._board.tell(report, pages, self._leader.read() if leads else None)
         self._led = (report, pages) if leads else None
         if leads:
             word = next_word(
@@ -141,7 +139,7 @@ class Replicator:
             self.turn()
             time.sleep(POLL_S)
         if self._led is not None:
-            self._board.tell(*self._led, Lead(plan=self._pages.plan(), saver=self._leader.read()))
+            self._board.tell(*self._led, self._leader.read())
             time.sleep(_LAST_WORD_S)
 
     def close(self) -> None:
@@ -182,7 +180,7 @@ class Replicator:
                 self._watches[host].start()
 
     def _mirror(self, host: str, news: News) -> None:
-        """Show the ranks of this host what another host's ranks have: its slots' headers, and rank 0's plan."""
+        """Show the ranks of this host another host's slots by their headers, and what rank 0's saver does."""
         roster = self._board.roster
         if roster is None or host not in roster.ranks:
             return
@@ -190,10 +188,6 @@ class Replicator:
             owned = page.shard in roster.ranks[host]
             if owned and self._stores.slots.header(page.shard, page.slot) != page.header:
                 self._stores.slots.write_header(page.shard, page.slot, page.header)
-        if news.plan is not None and 0 in roster.ranks[host] and news.plan != self._plans.get(host):
-            self._plans[host] = news.plan  # a look that was under way at the opening must not bring the old one back
-            if news.plan not in (SavePlan(), self._pages.plan()):
-                self._pages.write_plan(news.plan)
         if news.saver is not None and 0 in roster.ranks[host] and news.saver != self._leader.read():
             self._leader.write(news.saver)
 

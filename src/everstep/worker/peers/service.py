@@ -16,7 +16,7 @@ from typing import TypeVar
 import msgspec
 
 from everstep.adapters.checkpoints.leader_page import LeaderWord
-from everstep.adapters.checkpoints.memory_slots import FACTS_BYTES_MAX, SLOT_COUNT, SavePlan, SlotHeader
+from everstep.adapters.checkpoints.memory_slots import FACTS_BYTES_MAX, SLOT_COUNT, SlotHeader
 from everstep.adapters.checkpoints.peer_line import Credentials, Line, Pace, answer, connect
 from everstep.domain.errors import EvidenceError, WorldError
 from everstep.policy.replication import HostReport, Version, Word
@@ -60,14 +60,13 @@ class News:
     """All that a host tells.
 
     Attributes:
-        word, plan, saver: the leader's, and its saver's.
+        word, saver: the leader's, and its saver's.
     """
 
     serial: int
     report: HostReport
     pages: tuple[Page, ...] = ()
     word: Word | None = None
-    plan: SavePlan | None = None
     saver: LeaderWord | None = None
 
 

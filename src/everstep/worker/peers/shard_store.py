@@ -210,6 +210,11 @@ class ShardStore:
             )
 
 
+def takes_room(store: ShardStore, shard: int) -> bool:
+    """Whether a shard has files here, complete or not."""
+    return any(path.exists() for path in _paths(store.folder, shard))
+
+
 def drop(store: ShardStore, shard: int) -> None:
     """Free what a shard takes."""
     for slot in range(SLOT_COUNT):
@@ -225,9 +230,12 @@ def drop_files(folder: Path, keep: tuple[int, ...]) -> None:
 
 
 def _unlink(folder: Path, shard: int) -> None:
-    for slot in range(SLOT_COUNT):
-        image_path(folder, shard, slot).unlink(missing_ok=True)
-        rest_path(folder, shard, slot).unlink(missing_ok=True)
+    for path in _paths(folder, shard):
+        path.unlink(missing_ok=True)
+
+
+def _paths(folder: Path, shard: int) -> list[Path]:
+    return [path(folder, shard, slot) for slot in range(SLOT_COUNT) for path in (image_path, rest_path)]
 
 
 @contextmanager

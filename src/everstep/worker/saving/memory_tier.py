@@ -34,7 +34,7 @@ from everstep.domain.ids import Attempt
 from everstep.domain.phases import Phase
 from everstep.policy.checkpoints import Slot, SlotState, committed_steps, slot_to_write
 from everstep.policy.saver_cost import SaverCost
-from everstep.policy.staging import Course, Pace, Way, way_of
+from everstep.policy.staging import CommitWatch, Course, Pace, Way, way_of
 from everstep.worker.format import layout as layouts
 from everstep.worker.format.dcp_metadata import complete
 from everstep.worker.format.layout import Offer
@@ -46,7 +46,7 @@ from everstep.worker.saving.host_pins import HostPins
 from everstep.worker.saving.memory_image import Image, lay_out, remove, write_rest
 from everstep.worker.saving.memory_room import room_bytes, taken_bytes
 from everstep.worker.saving.memory_state import Bulk, Unfit, shares_of
-from everstep.worker.saving.parallel_groups import Group, arrange_keepers, groups_led_by
+from everstep.worker.saving.parallel_groups import Group, arrange_keepers, groups_led_by, wards_of
 from everstep.worker.saving.replicas import agree_on_replicas
 from everstep.worker.saving.saver_order import SaverOrder, order_saver
 from everstep.worker.saving.schedule import SaveConfig, best_interval_s, job_mtbf_s
@@ -58,13 +58,16 @@ _log = logging.getLogger(__name__)
 _ROOM_SHARE = 0.5
 """The slots of all ranks may take at most this share of the memory that is free."""
 _ASSUMED_BYTES_PER_S = 2e9
-_COPY_COUNT = 4
-"""Of several hosts each keeps two copies of its own ranks' slots, and two of another host's (decision 0015)."""
+_COPY_COUNT = 2
+"""Of several hosts each keeps two copies of its own ranks' slots, and of those whose keeper it is (decision 0015)."""
 _LONG_BYTES = 1 << 30
 """From this size on a save is a phase of its own, so that its silence is not taken for a hang's."""
 _AHEAD_STEPS = 32
 """How far ahead a new stride is announced: no rank of a job that trains together is that far from another."""
-_SILENT_SAVES_MAX = 8
+_REVIEW_STEPS = 64
+"""So often the ranks of several hosts hear from rank 0 whether to go on as they do, all at once."""
+_SILENT_S = 10.0
+"""Over several hosts, where news of a complete step comes some saves later."""
 _WAIT_FOR_STEP_MAX = 16
 _PAUSE_S = 0.005
 
@@ -124,14 +127,14 @@ class MemoryTier:
         self._directory = Path()
         self._is_long = False
         self._spans_hosts = folder is not None and (folder / ROSTER_NAME).exists()
-        """Then news of a changed plan may reach some ranks late, so it stays as it was opened."""
+        """Then a changed plan reaches all ranks by a collective, since news of it might reach some late."""
         self._host_pins = HostPins(folder) if folder is not None and self._spans_hosts else None
         self._turn = 0  # saves that were due, alike on every rank
         self._may_overlap = self._untested = True
         self._saves_told = self._failures_told = 0
         self._disk_patience = Patience()
         self._deferred = 0
-        self._saved_since_commit = self._committed = 0
+        self._commits = CommitWatch()
 
     @property
     def is_wanted(self) -> bool:
@@ -181,6 +184,8 @@ class MemoryTier:
             stepped: the optimizer stepped; in the middle of an accumulation the save waits for it, but not for ever.
         """
         assert self._pages is not None
+        if self._spans_hosts and step % _REVIEW_STEPS == 0:
+            self._review(step)
         every = self._config.every_steps
         wanted = self._deferred > 0 or self._pages.plan().due(step) or bool(every and step % every == 0)
         if not wanted:
@@ -215,14 +220,15 @@ class MemoryTier:
             self._may_overlap = False
             _log.warning("everstep: rank %d: %s; from now on training waits for each copy", self._ranks.rank, problem)
 
-    def await_all(self, step: int, timeout_s: float) -> None:
-        """Wait until `step` is complete on all ranks, or too long; what then counts is the last one that is."""
+    def await_all(self, step: int, timeout_s: float) -> bool:
+        """Whether `step` is complete on all ranks in time; what counts else is the last one that is."""
         self.finish()
         deadline_s = time.monotonic() + timeout_s
         while step not in committed_steps([headers.slots() for headers in self._headers]):
             if time.monotonic() > deadline_s:
-                return
+                return False
             time.sleep(_PAUSE_S)
+        return True
 
     def _save(self, step: int, own: dict[str, object], draft: Manifest) -> None:
         assert self._bulk is not None
@@ -242,8 +248,10 @@ class MemoryTier:
                 return
         now_s = time.monotonic()
         self._pace.saved(way, stall_s=now_s - began_s, now_s=now_s)
-        if self._ranks.leads and not self._spans_hosts:
-            self._adjust(step, slots, plan)
+        if self._ranks.leads:
+            self._commits.note(next(iter(committed_steps(slots)), 0), now_s)
+            if not self._spans_hosts:
+                self._adjust(step, plan, from_step=step + max(_AHEAD_STEPS, 4 * plan.at(step).stride))
 
     def _hold_writers(self, *_: object) -> None:
         """An optimizer is about to step."""
@@ -320,23 +328,28 @@ class MemoryTier:
             return _Opening(is_early=True)
         if unfit := next((bid.unfit for bid in bids if bid.unfit), ""):
             return _Opening(problem=unfit)
+        assert self._folder is not None
+        wards = wards_of(self._folder, [group for bid in bids for group in bid.groups])
         for host in sorted({bid.host for bid in bids}):
-            if problem := self._lack_of_room([bid for bid in bids if bid.host == host]):
+            kept = [bid for bid in bids if bid.host in wards.get(host, ())]
+            if problem := self._lack_of_room([bid for bid in bids if bid.host == host], kept):
                 return _Opening(problem=problem)
         stall_s = max(bid.size_bytes for bid in bids) / _ASSUMED_BYTES_PER_S
         name = self._complete_layout([bid.offer for bid in bids if bid.offer is not None])
         return _Opening(layout=name, stride=self._pace.stride_for(stall_s))
 
-    def _lack_of_room(self, bids: list[_Bid]) -> str:
-        """What does not fit in the memory of one host with these ranks."""
+    def _lack_of_room(self, own: list[_Bid], kept: list[_Bid]) -> str:
+        """What does not fit in the memory of one host with these ranks, which keeps copies of those."""
         times = SLOT_COUNT + (_COPY_COUNT if self._spans_hosts else 0)
-        need, room = times * sum(bid.size_bytes for bid in bids), bids[0].room_bytes
-        if need - bids[0].there_bytes <= room * _ROOM_SHARE:
+        need = times * sum(bid.size_bytes for bid in own) + _COPY_COUNT * sum(bid.size_bytes for bid in kept)
+        room = own[0].room_bytes
+        if need - own[0].there_bytes <= room * _ROOM_SHARE:
             return ""
         what = f"{times} slots and copies" if self._spans_hosts else f"{times} slots"
-        where = f" on host {bids[0].host}" if bids[0].host else ""
+        where = f" on host {own[0].host}" if own[0].host else ""
+        beside = f", and {_COPY_COUNT} copies for each of {len(kept)} of other hosts," if kept else ""
         return (
-            f"{what} for each of {len(bids)} ranks{where} take {need / 1e9:.1f} GB, and of "
+            f"{what} for each of {len(own)} ranks{where}{beside} take {need / 1e9:.1f} GB, and of "
             f"{room / 1e9:.1f} GB of free memory they may take half"
         )
 
@@ -412,7 +425,7 @@ class MemoryTier:
         assert self._pages is not None
         word = self._pages.word()
         self._saves_told, self._failures_told = word.saves, word.failures
-        course = Course(stride=stride, way=Way.OVERLAPPED if self._spans_hosts else Way.TRIAL)
+        course = Course(stride=stride, way=Way.TRIAL)
         self._pages.write_plan(SavePlan(from_step=step, course=course, world_size=self._ranks.world_size))
 
     def _close(self, problem: str) -> None:
@@ -515,29 +528,28 @@ class MemoryTier:
         self._images = []
         _log.warning("everstep: rank %d: %s; checkpoints go to disk only", self._ranks.rank, problem)
 
-    def _adjust(self, step: int, slots: list[list[Slot]], plan: SavePlan) -> None:
+    def _review(self, step: int) -> None:
+        """Whether all ranks go on as they do. A collective, at the same step on all."""
+        assert self._pages is not None
+        if self._ranks.leads:
+            self._adjust(step, self._pages.plan(), from_step=step + 1)
+        self._share_plan()
+
+    def _adjust(self, step: int, plan: SavePlan, *, from_step: int) -> None:
         """Announce another course where the measured cost asks for it, or the end of the tier where it does no good."""
         assert self._pages is not None
-        newest = next(iter(committed_steps(slots)), 0)
-        self._saved_since_commit = 0 if newest > self._committed else self._saved_since_commit + 1
-        self._committed = max(newest, self._committed)
         if step < plan.later_from:
             return  # announced, and not there yet
         start, now = plan.later_from or plan.from_step, plan.at(step)
         wanted = self._pace.decide(now)
-        if self._saved_since_commit >= _SILENT_SAVES_MAX:
+        if self._commits.are_missing(time.monotonic(), patience_s=_SILENT_S if self._spans_hosts else 0.0):
             wanted = Course(stride=0, way=Way.IN_LINE)
             _log.warning("everstep: no save to memory was complete on all ranks of late; checkpoints go to disk only")
         if wanted == now:
             return
-        later = SavePlan(
-            from_step=start,
-            course=now,
-            later_from=step + max(_AHEAD_STEPS, 4 * now.stride),
-            later=wanted,
-            world_size=plan.world_size,
+        self._pages.write_plan(
+            SavePlan(from_step=start, course=now, later_from=from_step, later=wanted, world_size=plan.world_size)
         )
-        self._pages.write_plan(later)
         self._pace.announced()
 
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from everstep.adapters.checkpoints.peer_files import read_roster, write_roster
-from everstep.policy.peers import members_as_hosts, place
+from everstep.adapters.checkpoints.peer_files import PeerRoster, read_roster, write_roster
+from everstep.policy.peers import choose_keepers
 from everstep.worker.state import TrainingState, is_dtensor
 
 Group = tuple[int, ...]
@@ -28,21 +28,35 @@ def groups_led_by(rank: int, state: TrainingState) -> tuple[Group, ...]:
     return tuple(sorted(group for group in found if group[0] == rank))
 
 
+def arranged(roster: PeerRoster, groups: Iterable[Group]) -> PeerRoster:
+    """The roster with keepers that heed these groups."""
+    keepers = choose_keepers(roster.ranks, roster.racks, groups=sorted(set(groups)), before=roster.keepers)
+    return replace(roster, keepers=keepers)
+
+
+def wards_of(folder: Path, groups: Iterable[Group]) -> dict[str, set[str]]:
+    """The hosts whose copies each host is going to keep; empty where the job has one host.
+
+    Raises:
+        EvidenceError, ConfigError: the roster makes no sense.
+    """
+    roster = read_roster(folder)
+    found: dict[str, set[str]] = {}
+    for ward, keeper in arranged(roster, groups).keepers.items() if roster is not None else ():
+        found.setdefault(keeper, set()).add(ward)
+    return found
+
+
 def arrange_keepers(folder: Path, groups: Iterable[Group]) -> None:
-    """Write a roster whose keepers heed these groups; nothing where that changes nothing. For one rank of a host.
+    """Write the roster anew where these groups ask for other keepers. For one rank of a host.
 
     Raises:
         OSError: the folder is gone or full.
         EvidenceError, ConfigError: the roster makes no sense.
     """
     roster = read_roster(folder)
-    if roster is None:
-        return
-    known = tuple(sorted(set(groups)))
-    placement = place(members_as_hosts(roster.ranks, roster.racks, known), roster.keepers)
-    arranged = replace(roster, groups=known, keepers=placement.keepers)
-    if arranged != roster:
-        write_roster(folder, arranged)
+    if roster is not None and (better := arranged(roster, groups)) != roster:
+        write_roster(folder, better)
 
 
 def _groups(mesh: Any, dimensions: set[int]) -> Iterator[Group]:
