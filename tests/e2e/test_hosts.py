@@ -41,10 +41,10 @@ def free_port() -> int:
 class Nodes:
     """Starts and watches the nodes of one job."""
 
-    def __init__(self, folder: Path, *program: str, flags: Sequence[str] = ("--nnodes", "2")) -> None:
+    def __init__(self, folder: Path, *program: str, flags: Sequence[str] = ("--nnodes", "2"), **extra: str) -> None:
         self.folder, self.run_dir = folder, folder / "run"
         self.endpoint = f"127.0.0.1:{free_port()}"
-        self.flags, self.program = tuple(flags), program
+        self.flags, self.program, self.extra = tuple(flags), program, extra
         self.processes: list[subprocess.Popen[str]] = []
 
     def start(self, *flags: str, program: Sequence[str] = ()) -> subprocess.Popen[str]:
@@ -55,7 +55,7 @@ class Nodes:
             stdout=self.log(len(self.processes)).open("w"),
             stderr=subprocess.STDOUT,
             text=True,
-            env=environment(),
+            env=environment(**self.extra),
         )
         self.processes.append(process)
         return process
@@ -101,8 +101,8 @@ class Nodes:
 
 
 @contextlib.contextmanager
-def nodes(folder: Path, *program: str, flags: Sequence[str] = ("--nnodes", "2")) -> Iterator[Nodes]:
-    job = Nodes(folder, *program, flags=flags)
+def nodes(folder: Path, *program: str, flags: Sequence[str] = ("--nnodes", "2"), **extra: str) -> Iterator[Nodes]:
+    job = Nodes(folder, *program, flags=flags, **extra)
     try:
         yield job
     finally:

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.jobs import SCRIPTS, bodies, run, run_id, started, wait_for
+from tests.e2e.test_hosts import nodes
 from tests.storage.faulty import FaultyStorage
 
-from everstep.adapters.checkpoints.memory_folder import folder_of
+from everstep.adapters.checkpoints.memory_folder import SHARED_MEMORY, folder_of
 from everstep.domain.commands import FinishJob
 from everstep.domain.errors import EverstepError, ExitCode
 from everstep.domain.events import CheckpointFailed, CheckpointRestored, CheckpointSaved
@@ -107,6 +108,27 @@ def test_after_kill_9_of_everything_at_the_end_the_same_command_makes_the_last_s
     assert folder_of(run_id(folder)).exists()
     assert complete_steps(folder / "checkpoints")[0] < 200
     go_on(folder, tmp_path, 200, disk.environment)
+
+
+def test_two_nodes_whose_disk_was_full_at_the_end_make_the_last_step_durable_when_they_are_started_again(
+    tmp_path: Path,
+) -> None:
+    disk = FaultyStorage(tmp_path / "run" / "checkpoints", tmp_path)
+    disk.fail(errno.ENOSPC, "write")
+    program = (str(SCRIPTS / "train_slowly.py"), "100", str(tmp_path / "digest"), "0.3", "0.02")
+    with nodes(tmp_path, *program, **disk.environment) as job:
+        both = [job.start("--node-rank", str(rank)) for rank in (0, 1)]
+        assert job.codes(*both) == [ExitCode.DONE, ExitCode.DONE], job.everything()
+        assert "the newest step could not be made durable and stays in" in job.said(0)
+        assert complete_steps(job.run_dir / "checkpoints") == []
+        disk.heal()
+        both = [job.start("--node-rank", str(rank)) for rank in (1, 0)]  # the second to come is the coordinator's
+        assert job.codes(*both) == [ExitCode.DONE, ExitCode.DONE], job.everything()
+        assert job.of(CheckpointRestored)[-1].step == complete_steps(job.run_dir / "checkpoints")[0] == 100
+        once_more = job.start("--node-rank", "0")
+        assert job.codes(once_more) == [ExitCode.DONE]
+        assert "holds a run that is done already" in job.said()
+    assert not list(SHARED_MEMORY.glob(f"everstep-memory-*-{run_id(job.run_dir)}*"))
 
 
 def go_on(folder: Path, tmp_path: Path, step: int, environment: dict[str, str]) -> None:

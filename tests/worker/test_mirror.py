@@ -282,6 +282,18 @@ def test_an_uploader_that_finds_an_earlier_one_at_work_waits_for_it_even_when_th
     assert complete(Mirror(ObjectStore(f"file://{tmp_path}/store"))) == [10]
 
 
+def test_a_lock_that_a_dead_host_left_on_a_server_is_not_waited_for_without_end(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(mirror_upload, "_DEAD_AFTER_S", 0.3)
+    holder, waiting = mirror_upload._Lock(directory), mirror_upload._Lock(directory)
+    holder.take()
+    (directory / f"{HELD}step-00000010").mkdir()
+    waiting.take()
+    assert "is held by an uploader that does nothing; going on without it" in caplog.text
+    assert (directory / f"{HELD}step-00000010").exists()  # it may be at work after all
+
+
 def test_prune_says_what_the_disk_does_not_remove_and_removes_what_a_killed_one_left(
     directory: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,10 +59,11 @@ def place(hosts: Sequence[Host], before: Mapping[str, str] | None = None, *, loa
     for way in _HEEDED:
         labels = way.labels(hosts)
         if labels.load_bound() <= load_max:
-            placement = way.placement(labels, before)
-            if placement.load_max <= load_max:
-                return placement
-    return _HEEDED[-1].placement(_HEEDED[-1].labels(hosts), None)  # each keeps one
+            anew = way.placement(labels, None)
+            if anew.load_max <= load_max:  # what is heeded follows from the hosts alone, whoever keeps what by now
+                kept = way.placement(labels, before) if before else anew
+                return kept if kept.load_max <= load_max else anew
+    return _HEEDED[-1].placement(_HEEDED[-1].labels(hosts), None)  # not reached: without labels each keeps one
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

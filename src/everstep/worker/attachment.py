@@ -34,8 +34,8 @@ from everstep.worker.withheld_steps import marks_of, withheld_steps
 
 _log = logging.getLogger(__name__)
 _MEMORY_AFTER_STEPS = 2
-_FINAL_WITHIN_S = 10.0
 """Steps of an attempt before the memory tier is opened: the first makes the optimizer's state, the next is timed."""
+_FINAL_WITHIN_S = 10.0
 _attached = False
 
 
@@ -148,7 +148,8 @@ class Run:
         """Set by `attach`: hears of an announced stop."""
         self._before: tuple[Callable[[], None] | None, list[int]] = None, []  # reads again what was restored
         if restored is not None:
-            self._step = self._saved_step = restored.manifest.step
+            self._step = restored.manifest.step
+            self._saved_step = self._step if restored.is_on_disk else 0
             self._rehearsals = _rehearsals(config, state, buckets)
             self._resume = restored.own
             self._position = self._resume["data"]
@@ -231,6 +232,9 @@ class Run:
         self._left_early = False
         self._begin(feed, over=self._step >= until)
         if self._step >= until:
+            if self._memory.spans_hosts and self._memory.is_wanted and not self._has_other_slots:
+                # What was restored may be in memory alone: the savers of the hosts write for this attempt only then.
+                self._memory.open(self._state, self._checkpoints.directory, self._step)
             return
         self._feed, self._loader = feed, loader
         warm = False

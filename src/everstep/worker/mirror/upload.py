@@ -5,6 +5,7 @@ the pipe that it was given closes, it brings the newest one and ends. It imports
 """
 
 import contextlib
+import errno
 import fcntl
 import logging
 import os
@@ -13,7 +14,6 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,7 +36,11 @@ BACKOFF_S = (1.0, 5.0, 15.0, 60.0)
 STILL_S = 60.0
 """At the end of the job, a store that has not moved for as long is given up."""
 _TELL_AFTER_S = 60.0
-_BEAT_S = 1.0
+_BEAT_S = 10.0
+_DEAD_AFTER_S = 180.0
+"""Longer than NFS may keep a file's time in its cache."""
+_NO_LOCKS = {errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL}
+"""What file systems say that have no locks at all."""
 _LOCK_NAME = ".mirror.lock"
 _NICENESS = 10
 
@@ -53,11 +57,8 @@ class _Done:
 class Uploader:
     """`turn` looks and tells; the work itself is done in a thread, which may hang."""
 
-    def __init__(
-        self, order: MirrorOrder, mirror: Mirror | None = None, *, beat: Callable[[], None] = lambda: None
-    ) -> None:
+    def __init__(self, order: MirrorOrder, mirror: Mirror | None = None) -> None:
         self._order = order
-        self._beat = beat
         self._mirror = mirror or Mirror(ObjectStore(order.url), self._move)
         paths = WorkerPaths(run="", attempt=0, rank=0, notes=order.notes, clock_zero_ns=order.clock_zero_ns)
         self._notes = Notes(paths)
@@ -131,7 +132,6 @@ class Uploader:
 
     def _move(self) -> None:
         self._moved_s = time.monotonic()
-        self._beat()
 
     # In the loop.
 
@@ -197,38 +197,32 @@ class Uploader:
 
 
 class _Lock:
-    """Held by the one uploader that is at work on a directory; its time tells others that bytes move."""
+    """Held by the one uploader that is at work on a directory; its time tells others that it lives."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory = directory
         self._fd = os.open(directory / _LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        self._beat_s = 0.0
+        self._beat_s = float("-inf")
 
-    def take(self, pipe: int) -> bool:
-        """Wait for an earlier uploader, which may not know of the last step, and clean up after it.
+    def take(self) -> None:
+        """Wait for an earlier uploader, also when the run is over: it may not know of the last step.
 
-        False when the run is over and that one does not move any more.
+        One that is dead may have left its lock on a server; nothing is lost when two write the same step.
         """
-        moved, moved_s, is_told, is_closing = 0, time.monotonic(), False, False
+        beat, beat_s = 0, time.monotonic()
         while not self._try():
-            if (found := os.fstat(self._fd).st_mtime_ns) != moved:
-                moved, moved_s = found, time.monotonic()
-            if (is_still := time.monotonic() - moved_s > STILL_S) and (is_closing or not is_told):
-                _log.warning("everstep: an earlier uploader holds %s and does not move", self._directory / _LOCK_NAME)
-                is_told = True
-            if is_still and is_closing:
-                return False
-            if is_closing:
-                time.sleep(POLL_S)
-            else:
-                is_closing = _is_over(pipe, POLL_S)
+            if (found := os.fstat(self._fd).st_mtime_ns) != beat:
+                beat, beat_s = found, time.monotonic()
+            if time.monotonic() - beat_s > _DEAD_AFTER_S:
+                name = self._directory / _LOCK_NAME
+                _log.warning("everstep: %s is held by an uploader that does nothing; going on without it", name)
+                return
+            time.sleep(POLL_S)
         for leftover in self._directory.glob(f"{HELD}*"):
             shutil.rmtree(leftover, ignore_errors=True)
-        return True
 
     def beat(self) -> None:
-        """Bytes have moved."""
         if time.monotonic() - self._beat_s > _BEAT_S:
             self._beat_s = time.monotonic()
             with contextlib.suppress(OSError):
@@ -237,10 +231,8 @@ class _Lock:
     def _try(self) -> bool:
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
         except OSError as problem:
-            _log.debug("%s takes no locks (%s): another uploader may be at work", self._directory, problem.strerror)
+            return problem.errno in _NO_LOCKS
         return True
 
 
@@ -255,10 +247,10 @@ def main(arguments: list[str]) -> int:
     os.nice(_NICENESS)
     pipe, order = int(arguments[0]), msgspec.json.decode(arguments[1], type=MirrorOrder)
     lock = _Lock(Path(order.directory))
-    if not lock.take(pipe):
-        return 0
-    uploader, closing = Uploader(order, beat=lock.beat), False
+    lock.take()
+    uploader, closing = Uploader(order), False
     while not uploader.turn(closing=closing):
+        lock.beat()
         closing = closing or _is_over(pipe, POLL_S)
         if closing:
             time.sleep(POLL_S / 10)

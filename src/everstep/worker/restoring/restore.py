@@ -54,12 +54,14 @@ class Restored:
     Attributes:
         own: what each rank has of its own: random numbers, and its place in the data.
         path: where it came from, for people.
+        is_on_disk: all of it came from there; else some of it may be in memory alone.
         again: puts parameters and the optimizer's state back once more, until the next save; None where it cannot.
     """
 
     manifest: Manifest
     own: dict[str, Any]
     path: str
+    is_on_disk: bool = False
     again: Callable[[], None] | None = None
 
 
@@ -154,7 +156,8 @@ class Restoring:
             if self._ranks.leads:
                 self._note_restored(choice.manifest.step, path, time.monotonic() - started_s)
             slot_maps.release_later()
-            return Restored(manifest=choice.manifest, own=own, path=path, again=reading.again())
+            is_on_disk = all(tier is Tier.DISK for tier in choice.tiers)
+            return Restored(manifest=choice.manifest, own=own, path=path, is_on_disk=is_on_disk, again=reading.again())
 
     # Electing, on rank 0.
 

@@ -137,6 +137,11 @@ class MemoryTier:
         self._commits = CommitWatch()
 
     @property
+    def spans_hosts(self) -> bool:
+        """Whether other hosts have a part in it. The same on every rank."""
+        return self._spans_hosts
+
+    @property
     def is_wanted(self) -> bool:
         """Whether `open` may still succeed. The same on every rank."""
         return not self._closed and self._pages is None
@@ -239,7 +244,8 @@ class MemoryTier:
         way = way_of(plan.at(step).way, self._turn) if self._may_overlap else Way.IN_LINE
         self._turn += 1
         slots = [headers.slots() for headers in self._headers]
-        slot = slot_to_write(self._ranks.rank, slots, self._pins(slots))
+        pins = self._pins(slots)
+        slot = slot_to_write(self._ranks.rank, slots, pins)
         if slot is not None:
             try:
                 self._write(slot, step, own, draft, way)
@@ -249,7 +255,10 @@ class MemoryTier:
         now_s = time.monotonic()
         self._pace.saved(way, stall_s=now_s - began_s, now_s=now_s)
         if self._ranks.leads:
-            self._commits.note(next(iter(committed_steps(slots)), 0), now_s)
+            newest = next(iter(committed_steps(slots)), 0)
+            held = pins & {found.step for found in slots[self._ranks.rank]} - {newest}
+            if len(held) < SLOT_COUNT - 1:  # else there is no slot for another step, as long as the disk hangs
+                self._commits.note(newest, now_s)
             if not self._spans_hosts:
                 self._adjust(step, plan, from_step=step + max(_AHEAD_STEPS, 4 * plan.at(step).stride))
 
