@@ -177,8 +177,9 @@ def test_copies_go_to_another_rack_and_stay_where_they_are_when_a_host_is_replac
         first = rosters(hosts)
         assert all(racks[one] != racks[keeper] for one, keeper in first[0].keepers.items())
         assert all(found.keepers == first[0].keepers for found in first)
-        for host in hosts.values():  # the ranks have told of groups that leave one choice only
-            arrange_keepers(host.folder, [(0, 1, 4, 5), (2, 3, 6, 7)])
+        for host, roster in zip(hosts.values(), first, strict=True):
+            # the ranks have told of groups that leave one choice only
+            arrange_keepers(host.folder, roster, [(0, 1, 4, 5), (2, 3, 6, 7)])
         crossed = {"a": "d", "b": "c", "c": "b", "d": "a"}
         assert [found.keepers for found in rosters(hosts)] == [crossed] * 4
         hosts = {name: every[name] for name in "zbcd"}  # for a comes z, which knows of nothing

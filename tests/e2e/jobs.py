@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -67,6 +67,22 @@ def run(run_dir: Path, *arguments: str, timeout_s: float = 90, **extra: str) -> 
 def bodies(run_dir: Path) -> Iterator[Event | Command]:
     for entry in read_entries(run_dir / "ledger.jsonl"):
         yield entry.body
+
+
+def bodies_of(run_dir: Path, kind: type[_T]) -> list[_T]:
+    """What the ledger tells of a kind; nothing while there is none, or hardly one."""
+    try:
+        return [body for body in bodies(run_dir) if isinstance(body, kind)]
+    except (EverstepError, OSError):
+        return []
+
+
+def command_lines() -> Iterator[tuple[int, list[bytes]]]:
+    """The arguments of every process, by pid."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):  # it has ended meanwhile
+                yield int(entry.name), (entry / "cmdline").read_bytes().split(b"\0")
 
 
 def run_id(run_dir: Path) -> str:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.e2e.jobs import SCRIPTS, assert_no_orphans, bodies, command, environment, run, run_id, wait_for
+from tests.e2e.jobs import SCRIPTS, assert_no_orphans, bodies_of, command, environment, run, run_id, wait_for
 
 from everstep.adapters.workers.processes import processes_of_run
 from everstep.domain.commands import FinishJob, RecordVerdict
-from everstep.domain.errors import EverstepError, ExitCode
+from everstep.domain.errors import ExitCode
 from everstep.domain.events import (
     CheckpointMirrored,
     CheckpointRestored,
@@ -67,9 +67,7 @@ class Nodes:
         return self.log(number % len(self.processes)).read_text()
 
     def of(self, kind: type[Any]) -> list[Any]:
-        with contextlib.suppress(EverstepError, OSError):  # hardly begun
-            return [body for body in bodies(self.run_dir) if isinstance(body, kind)]
-        return []
+        return bodies_of(self.run_dir, kind)
 
     def wait_for_steps(self, attempt: int) -> None:
         """Until both nodes have finished steps of this attempt."""

@@ -7,13 +7,13 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.e2e.jobs import SCRIPTS, bodies, run, run_id, started, wait_for
+from tests.e2e.jobs import SCRIPTS, bodies_of, command_lines, run, run_id, started, wait_for
 from tests.e2e.test_hosts import nodes
 from tests.storage.faulty import FaultyStorage
 
 from everstep.adapters.checkpoints.memory_folder import SHARED_MEMORY, folder_of
 from everstep.domain.commands import FinishJob
-from everstep.domain.errors import EverstepError, ExitCode
+from everstep.domain.errors import ExitCode
 from everstep.domain.events import CheckpointFailed, CheckpointRestored, CheckpointSaved
 from everstep.worker.format.manifest import complete_steps
 
@@ -26,30 +26,15 @@ def arguments(tmp_path: Path, steps: int) -> list[str]:
     return [*mirror, str(SCRIPTS / "train_slowly.py"), str(steps), str(tmp_path / "digest"), "0.3", "0.02"]
 
 
-def heard(folder: Path, kind: type) -> bool:
-    try:
-        return any(isinstance(body, kind) for body in bodies(folder))
-    except (EverstepError, OSError):  # no ledger yet
-        return False
-
-
 def last_failed(folder: Path) -> int:
     """The newest step whose save failed."""
-    with contextlib.suppress(EverstepError, OSError):
-        return max((body.step for body in bodies(folder) if isinstance(body, CheckpointFailed)), default=0)
-    return 0
+    return max((body.step for body in bodies_of(folder, CheckpointFailed)), default=0)
 
 
 def pids(module: str, *words: str) -> set[int]:
     """The processes of a module with one of the words in their command line."""
-    found = set()
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with contextlib.suppress(OSError):
-                line = (entry / "cmdline").read_text()
-                if module in line and any(word in line for word in words):
-                    found.add(int(entry.name))
-    return found
+    lines = [(pid, b" ".join(line).decode()) for pid, line in command_lines()]
+    return {pid for pid, line in lines if module in line and any(word in line for word in words)}
 
 
 @pytest.mark.parametrize(("module", "where"), [(SAVER, "run/checkpoints"), (UPLOADER, "mirror")])
@@ -59,12 +44,12 @@ def test_who_is_killed_over_the_last_step_is_started_again_until_it_is_there(
     folder = tmp_path / "run"
     storage = FaultyStorage(tmp_path / where, tmp_path)
     with started(folder, *arguments(tmp_path, 200), **storage.environment) as job, contextlib.closing(storage):
-        wait_for(lambda: heard(folder, CheckpointSaved), "a save", within_s=90)
+        wait_for(lambda: bodies_of(folder, CheckpointSaved), "a save", within_s=90)
         storage.fail(errno.EIO)
         if module == SAVER:
             wait_for(lambda: last_failed(folder) == 200, "the ranks' own save to fail", within_s=90)
         storage.hang()
-        wait_for(lambda: heard(folder, FinishJob), "the end of training", within_s=90)
+        wait_for(lambda: bodies_of(folder, FinishJob), "the end of training", within_s=90)
         killed: set[int] = set()
         for _ in range(2):
             wait_for(lambda: pids(module, run_id(folder), str(folder)) - killed, f"{module} at work")
@@ -96,11 +81,11 @@ def test_after_kill_9_of_everything_at_the_end_the_same_command_makes_the_last_s
     folder = tmp_path / "run"
     disk = FaultyStorage(folder / "checkpoints", tmp_path)
     with started(folder, *arguments(tmp_path, 200), **disk.environment) as job, contextlib.closing(disk):
-        wait_for(lambda: heard(folder, CheckpointSaved), "a save", within_s=90)
+        wait_for(lambda: bodies_of(folder, CheckpointSaved), "a save", within_s=90)
         disk.fail(errno.EIO)
         wait_for(lambda: last_failed(folder) == 200, "the ranks' own save to fail", within_s=90)
         disk.hang()
-        wait_for(lambda: heard(folder, FinishJob), "the end of training", within_s=90)
+        wait_for(lambda: bodies_of(folder, FinishJob), "the end of training", within_s=90)
         job.kill()
         for pid in pids(SAVER, run_id(folder)):
             os.kill(pid, signal.SIGKILL)

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from tests.e2e.jobs import SCRIPTS, bodies, command, environment, run, run_id, wait_for
+from tests.e2e.jobs import SCRIPTS, bodies, command, command_lines, environment, run, run_id, wait_for
 from tests.worker.peer_hosts import complete
 
 from everstep.adapters.checkpoints.memory_folder import SHARED_MEMORY
@@ -115,12 +115,7 @@ class Job:
 
 def processes_of(memory: Path) -> list[int]:
     """Saver and replicator, which carry no mark."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdecimal() and str(memory).encode() in (entry / "cmdline").read_bytes().split(b"\0"):
-                found.append(int(entry.name))
-    return found
+    return [pid for pid, line in command_lines() if str(memory).encode() in line]
 
 
 @contextlib.contextmanager

@@ -78,7 +78,9 @@ def test_copies_follow_when_other_hosts_become_the_keepers_and_the_old_ones_free
 
         def arrange(*groups: tuple[int, ...]) -> dict[str, str]:
             for host in cluster.hosts.values():
-                arrange_keepers(host.folder, groups)
+                before = read_roster(host.folder)
+                assert before is not None
+                arrange_keepers(host.folder, before, groups)
             found = read_roster(cluster.hosts["a"].folder)
             assert found is not None
             return dict(found.keepers)

@@ -94,7 +94,7 @@ def coordinate(
             if not is_command(entry.body):
                 job.handle(entry.body)  # type: ignore[arg-type]
         if entries and (end := _already_done(entries)) is not None:
-            if not has_left_memory(make_seat(_run_id(plan, entries))):
+            if not has_left_memory(make_seat(run_id(plan, entries[0]))):
                 return end
             _log.warning("the run is done, but its last step may be in memory alone: it goes on from there")
         if entries and plan.faults:
@@ -156,9 +156,9 @@ def _already_done(entries: Sequence[Entry]) -> FinishJob | None:
     return last if isinstance(last, FinishJob) and last.exit_code is ExitCode.DONE else None
 
 
-def _run_id(plan: RunPlan, entries: Sequence[Entry]) -> str:
-    first = entries[0].body
-    return first.run if isinstance(first, RunStarted) else plan.run_dir.name
+def run_id(plan: RunPlan, first: Entry) -> str:
+    """Of the run whose ledger begins with this entry."""
+    return first.body.run if isinstance(first.body, RunStarted) else plan.run_dir.name
 
 
 def _opening(plan: RunPlan, entries: Sequence[Entry]) -> _Opening:
@@ -185,7 +185,7 @@ def _opening(plan: RunPlan, entries: Sequence[Entry]) -> _Opening:
     gap_s = max(0.0, (datetime.now(left.tzinfo) - left).total_seconds())
     start_at_s = last.body.at_s + gap_s
     resumed = RunResumed(at_s=start_at_s, gap_s=gap_s, command=command_line())
-    return _Opening(run=_run_id(plan, entries), event=resumed, start_at_s=start_at_s)
+    return _Opening(run=run_id(plan, entries[0]), event=resumed, start_at_s=start_at_s)
 
 
 @contextlib.contextmanager

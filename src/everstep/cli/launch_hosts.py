@@ -28,13 +28,13 @@ from everstep.adapters.hosts.host_switchboard import HostSwitchboard, Terms
 from everstep.adapters.hosts.node_slot import node_slot
 from everstep.adapters.ledger_file import LEDGER_NAME, last_entry, read_entries
 from everstep.adapters.workers.processes import become_subreaper, kill_run
-from everstep.cli.coordinate import Exchange, Listener, coordinate
+from everstep.cli.coordinate import Exchange, Listener, coordinate, run_id
 from everstep.cli.host_arguments import HostsPlan
 from everstep.cli.host_parts import HostParts, Seat, guarded, has_left_memory, make_agent, make_host, scratch_folder
 from everstep.cli.run_arguments import RunPlan
 from everstep.domain.commands import Command, FinishJob, Rung
 from everstep.domain.errors import ConfigError, EverstepError, EvidenceError, ExitCode, WorldError
-from everstep.domain.events import Event, HostJoined, HostLost, RunStarted, StopRequested
+from everstep.domain.events import Event, HostJoined, HostLost, StopRequested
 from everstep.domain.ids import HostId
 from everstep.runtime.agent import Agent
 
@@ -384,9 +384,10 @@ class _Follower:
     def _has_left_memory(self) -> bool:
         """Whether the job is going to go on from what this host has, though it is done."""
         first = next(iter(read_entries(self._hosts.run_dir / LEDGER_NAME)), None)
-        if first is None or not isinstance(first.body, RunStarted):
+        if first is None:
             return False
-        return has_left_memory(Seat(run=first.body.run, host=self._host, address="", number=self._number))
+        seat = Seat(run=run_id(self._plan, first), host=self._host, address="", number=self._number)
+        return has_left_memory(seat)
 
 
 def _own_end(at_s: float, code: ExitCode, summary: str) -> FinishJob:

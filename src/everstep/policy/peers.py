@@ -56,14 +56,10 @@ def place(hosts: Sequence[Host], before: Mapping[str, str] | None = None, *, loa
         return Placement(keepers={}, doubts=("a host alone has no peer: its loss loses what is in memory",))
     if load_max is None:
         return _HEEDED[0].placement(_HEEDED[0].labels(hosts), before)
-    for way in _HEEDED:
-        labels = way.labels(hosts)
-        if labels.load_bound() <= load_max:
-            anew = way.placement(labels, None)
-            if anew.load_max <= load_max:  # what is heeded follows from the hosts alone, whoever keeps what by now
-                kept = way.placement(labels, before) if before else anew
-                return kept if kept.load_max <= load_max else anew
-    return _HEEDED[-1].placement(_HEEDED[-1].labels(hosts), None)  # not reached: without labels each keeps one
+    # What is heeded follows from the hosts alone, whoever keeps what by now. Without labels each keeps one.
+    way, anew = next((way, found) for way in _HEEDED if (found := way.fitting(hosts, load_max)) is not None)
+    kept = way.placement(way.labels(hosts), before) if before else anew
+    return kept if kept.load_max <= load_max else anew
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +68,14 @@ class _Heeded:
 
     racks: bool
     groups: bool
+
+    def fitting(self, hosts: Sequence[Host], load_max: int) -> Placement | None:
+        """A placement whose loads are not above that; None where there is none."""
+        labels = self.labels(hosts)
+        if labels.load_bound() > load_max:
+            return None
+        found = self.placement(labels, None)
+        return found if found.load_max <= load_max else None
 
     def labels(self, hosts: Sequence[Host]) -> "_Labels":
         seen = [
@@ -125,6 +129,11 @@ def choose_keepers(
 ) -> Mapping[str, str]:
     """Who keeps whose copies in a job; see `members_as_hosts` and `place`."""
     return place(members_as_hosts(ranks, racks, groups), before, load_max=WARDS_MAX).keepers
+
+
+def wards_of(keepers: Mapping[str, str], host: str) -> tuple[str, ...]:
+    """The hosts whose copies this one keeps."""
+    return tuple(sorted(ward for ward, keeper in keepers.items() if keeper == host))
 
 
 class _Labels:

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from everstep.policy.checkpoints import Holding, Tier, elect
+from everstep.policy.peers import wards_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -76,7 +77,7 @@ class Members:
 
     def kept_by(self, host: str) -> tuple[int, ...]:
         """The ranks whose shards this host copies: its own, and those of the hosts that it keeps copies for."""
-        wards = [ward for ward, keeper in self.keepers.items() if keeper == host]
+        wards = wards_of(self.keepers, host)
         return tuple(sorted({rank for name in (host, *wards) for rank in self.ranks.get(name, ())}))
 
 

@@ -93,6 +93,15 @@ def is_free(path: Path) -> bool:
     return False
 
 
+def taken_bytes(folder: Path) -> int:
+    """What the files in it take; one that goes away meanwhile takes nothing."""
+    total = 0
+    for path in folder.rglob("*"):
+        with contextlib.suppress(OSError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
+
+
 def share_lock(path: Path) -> int | None:
     """Hold the run alive too, beside its owner; None when the folder is gone."""
     try:

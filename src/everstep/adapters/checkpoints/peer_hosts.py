@@ -9,7 +9,7 @@ import logging
 import shutil
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -32,7 +32,7 @@ from everstep.adapters.workers.piped_process import PipedProcess
 from everstep.domain.commands import StartWorkers
 from everstep.domain.errors import ConfigError, EvidenceError, WorldError
 from everstep.domain.ids import HostId
-from everstep.policy.peers import choose_keepers
+from everstep.policy.peers import choose_keepers, wards_of
 from everstep.ports import Board
 
 _log = logging.getLogger(__name__)
@@ -160,14 +160,12 @@ class PeerHosts:
             if time.monotonic() > ends_s:
                 return _Offer(problem=f"its replicator did not come up within {_UP_WITHIN_S:.0f} s")
             time.sleep(_LOOK_S)
-        before = _roster_before(self._config.folder)
-        return _Offer(
-            address=address,
-            rack=self._config.rack,
-            attempt=before.attempt if before else 0,
-            keeper=before.keepers.get(before.host, "") if before else "",
-            wards=tuple(sorted(w for w, keeper in before.keepers.items() if keeper == before.host)) if before else (),
-        )
+        offer = _Offer(address=address, rack=self._config.rack)
+        with contextlib.suppress(EvidenceError, ConfigError):  # another version's roster says nothing
+            if (before := read_roster(self._config.folder)) is not None:
+                keeper, wards = before.keepers.get(before.host, ""), wards_of(before.keepers, before.host)
+                return replace(offer, attempt=before.attempt, keeper=keeper, wards=wards)
+        return offer
 
     def _write_roster(self, command: StartWorkers, offers: dict[HostId, _Offer]) -> None:
         assert self._config.folder is not None
@@ -246,12 +244,6 @@ class PeerHosts:
 
 def _key(command: StartWorkers, what: str, host: HostId) -> str:
     return f"peers/{command.attempt}/{what}/{host}"
-
-
-def _roster_before(folder: Path) -> PeerRoster | None:
-    with contextlib.suppress(EvidenceError, ConfigError):  # another version's says nothing
-        return read_roster(folder)
-    return None
 
 
 def _keepers_before(offers: Mapping[HostId, _Offer]) -> dict[str, str]:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 from pathlib import Path
 
-from everstep.adapters.checkpoints.memory_folder import MemoryFolder, remove_folder
+from everstep.adapters.checkpoints.memory_folder import MemoryFolder, remove_folder, taken_bytes
 from everstep.adapters.checkpoints.memory_slots import JOB_NAME
 from everstep.adapters.workers.piped_process import PipedProcess
 
@@ -54,16 +54,10 @@ class SaverProcess:
                 "the newest step could not be made durable and stays in %s, which holds %.1f GB of memory: the same "
                 "command again goes on from there, and the next start of another run on this host removes it",
                 self._folder.path,
-                _size_of(self._folder.path) / 1e9,
+                taken_bytes(self._folder.path) / 1e9,
             )
         elif done:
             remove_folder(self._folder.path)
         with contextlib.suppress(OSError):
             self._folder.release()
         return done
-
-
-def _size_of(folder: Path) -> int:
-    with contextlib.suppress(OSError):  # it goes meanwhile
-        return sum(path.stat().st_blocks * 512 for path in folder.iterdir())
-    return 0

@@ -93,26 +93,28 @@ class Mover:
             return True
         if self._board.failed is not None and self._board.failed != word.wanted:
             self._board.failed = None
+        if self._copy(roster, credentials, word):
+            return True
+        self._drop_stale(roster)
+        return False
+
+    # Copies while the ranks train.
+
+    def _copy(self, roster: PeerRoster, credentials: Credentials, word: Word) -> bool:
+        """One shard of the wanted version; False when there is none to copy."""
         if word.wanted is None or self._board.failed is not None:
-            self._drop_stale(roster)
             return False
         if self._has_foreign_files and (word.plan is None or word.plan.version != word.wanted):
             # All ranks have saved anew, so what was brought in for their restoring is out of date.
             drop_files(self._stores.slots.folder, keep=roster.ranks[roster.host])
             self._has_foreign_files = False
-        if self._copy_own(roster, word) or self._copy_others(roster, credentials, word):
-            return True
-        self._drop_stale(roster)
-        return False
+        return self._copy_own(roster, word) or self._copy_others(roster, credentials, word)
 
     def _drop_stale(self, roster: PeerRoster) -> None:
         """Free copies for which others have become the keepers, once these hold something as new."""
         members, reports, copies = members_of(roster), self._board.reports(), self._stores.copies
-        stale = [
-            rank
-            for rank in ranks_present(copies.folder)
-            if rank not in members.kept_by(roster.host) and takes_room(copies, rank)
-        ]
+        others = set(ranks_present(copies.folder)).difference(members.kept_by(roster.host))
+        stale = [rank for rank in others if takes_room(copies, rank)]
         if not stale or any(host not in reports for host in roster.ranks):
             return
         held = held_everywhere(members, reports)
@@ -120,8 +122,6 @@ class Mover:
             versions = [version for version in _versions(copies, rank) if version is not None]
             if not versions or (held is not None and max(versions) <= held):
                 drop(copies, rank)
-
-    # Copies while the ranks train.
 
     def _copy_own(self, roster: PeerRoster, word: Word) -> bool:
         """This host's shards, from the slots; held still by a pin as long as that takes."""

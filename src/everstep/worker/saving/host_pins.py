@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from everstep.adapters.checkpoints.leader_page import LeaderPage
-from everstep.adapters.checkpoints.peer_files import PeerPin, read_roster
+from everstep.adapters.checkpoints.peer_files import PeerPin, PeerRoster
 from everstep.policy.checkpoints import Slot, committed_steps
 
 
@@ -13,12 +13,10 @@ class HostPins:
 
     Raises:
         WorldError: shared memory is full, gone or not ours.
-        EvidenceError, ConfigError: the roster makes no sense.
     """
 
-    def __init__(self, folder: Path) -> None:
-        roster = read_roster(folder)
-        self._first = min(roster.ranks[roster.host], default=0) if roster else 0
+    def __init__(self, folder: Path, roster: PeerRoster) -> None:
+        self._first = min(roster.ranks[roster.host], default=0)
         self._replicator = PeerPin(folder)
         self._leader = LeaderPage(folder)
 

@@ -1,6 +1,5 @@
 """How much memory the slots may still take; it knows files of the kernel, not slots."""
 
-import contextlib
 import math
 import shutil
 from pathlib import Path
@@ -18,12 +17,3 @@ def room_bytes(folder: Path) -> float:
     except (OSError, ValueError):
         rooms.append(math.inf)
     return min(rooms)
-
-
-def taken_bytes(folder: Path) -> int:
-    """What the files in it take; one that goes away meanwhile takes nothing."""
-    total = 0
-    for path in folder.rglob("*"):
-        with contextlib.suppress(OSError):
-            total += path.stat().st_size if path.is_file() else 0
-    return total

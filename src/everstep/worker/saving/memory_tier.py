@@ -15,6 +15,7 @@ import msgspec
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from everstep.adapters.checkpoints.memory_folder import taken_bytes
 from everstep.adapters.checkpoints.memory_slots import (
     FACTS_BYTES_MAX,
     SLOT_COUNT,
@@ -27,12 +28,13 @@ from everstep.adapters.checkpoints.memory_slots import (
     ranks_present,
     rest_path,
 )
-from everstep.adapters.checkpoints.peer_files import ROSTER_NAME, read_roster
+from everstep.adapters.checkpoints.peer_files import read_roster
 from everstep.domain.errors import ConfigError, EvidenceError, WorldError
 from everstep.domain.events import CheckpointFailed, CheckpointSaved
 from everstep.domain.ids import Attempt
 from everstep.domain.phases import Phase
 from everstep.policy.checkpoints import Slot, SlotState, committed_steps, slot_to_write
+from everstep.policy.peers import wards_of
 from everstep.policy.saver_cost import SaverCost
 from everstep.policy.staging import CommitWatch, Course, Pace, Way, way_of
 from everstep.worker.format import layout as layouts
@@ -44,9 +46,9 @@ from everstep.worker.observer import Observer
 from everstep.worker.ranks import Ranks
 from everstep.worker.saving.host_pins import HostPins
 from everstep.worker.saving.memory_image import Image, lay_out, remove, write_rest
-from everstep.worker.saving.memory_room import room_bytes, taken_bytes
+from everstep.worker.saving.memory_room import room_bytes
 from everstep.worker.saving.memory_state import Bulk, Unfit, shares_of
-from everstep.worker.saving.parallel_groups import Group, arrange_keepers, groups_led_by, wards_of
+from everstep.worker.saving.parallel_groups import Group, arrange_keepers, arranged, groups_led_by
 from everstep.worker.saving.replicas import agree_on_replicas
 from everstep.worker.saving.saver_order import SaverOrder, order_saver
 from everstep.worker.saving.schedule import SaveConfig, best_interval_s, job_mtbf_s
@@ -126,9 +128,9 @@ class MemoryTier:
         self._saver_every_s = config.every_s
         self._directory = Path()
         self._is_long = False
-        self._spans_hosts = folder is not None and (folder / ROSTER_NAME).exists()
-        """Then a changed plan reaches all ranks by a collective, since news of it might reach some late."""
-        self._host_pins = HostPins(folder) if folder is not None and self._spans_hosts else None
+        self._roster = read_roster(folder) if folder is not None else None
+        self._host_pins = HostPins(folder, self._roster) if folder is not None and self._roster is not None else None
+        self._orders_saver = self._host_pins.orders(ranks.rank) if self._host_pins else ranks.leads
         self._turn = 0  # saves that were due, alike on every rank
         self._may_overlap = self._untested = True
         self._saves_told = self._failures_told = 0
@@ -138,8 +140,11 @@ class MemoryTier:
 
     @property
     def spans_hosts(self) -> bool:
-        """Whether other hosts have a part in it. The same on every rank."""
-        return self._spans_hosts
+        """Whether other hosts have a part in it. The same on every rank.
+
+        Then a changed plan reaches all ranks by a collective, since news of it might reach some late.
+        """
+        return self._roster is not None
 
     @property
     def is_wanted(self) -> bool:
@@ -163,13 +168,13 @@ class MemoryTier:
         if not problem:
             self._layout = opening.layout
             self._trailer = self._ranks.broadcast(self._trailer)
-            mine = self._lay_out([group for bid in bids for group in bid.groups])
+            mine = self._lay_out(_groups_of(bids))
             problem = next((p.decode() for p in self._ranks.gather(mine.encode()) if p), "")
         if problem:
             self._close(problem)
             return
         self._directory = directory
-        if self._host_pins.orders(self._ranks.rank) if self._host_pins else self._ranks.leads:
+        if self._orders_saver:
             self._order_saver()
         if self._ranks.leads:
             self._start_plan(step, opening.stride)
@@ -189,7 +194,7 @@ class MemoryTier:
             stepped: the optimizer stepped; in the middle of an accumulation the save waits for it, but not for ever.
         """
         assert self._pages is not None
-        if self._spans_hosts and step % _REVIEW_STEPS == 0:
+        if self.spans_hosts and step % _REVIEW_STEPS == 0:
             self._review(step)
         every = self._config.every_steps
         wanted = self._deferred > 0 or self._pages.plan().due(step) or bool(every and step % every == 0)
@@ -259,7 +264,7 @@ class MemoryTier:
             held = pins & {found.step for found in slots[self._ranks.rank]} - {newest}
             if len(held) < SLOT_COUNT - 1:  # else there is no slot for another step, as long as the disk hangs
                 self._commits.note(newest, now_s)
-            if not self._spans_hosts:
+            if not self.spans_hosts:
                 self._adjust(step, plan, from_step=step + max(_AHEAD_STEPS, 4 * plan.at(step).stride))
 
     def _hold_writers(self, *_: object) -> None:
@@ -322,12 +327,11 @@ class MemoryTier:
         except Unfit as problem:
             return _Bid(unfit=str(problem))
         assert self._folder is not None
-        roster = read_roster(self._folder) if self._spans_hosts else None
         return _Bid(
             size_bytes=self._bulk.size_bytes,
             offer=self._bulk.offer,
-            host=roster.host if roster else "",
-            groups=groups_led_by(self._ranks.rank, state) if roster else (),
+            host=self._roster.host if self._roster else "",
+            groups=groups_led_by(self._ranks.rank, state) if self._roster else (),
             there_bytes=taken_bytes(self._folder),
             room_bytes=int(room_bytes(self._folder)),
         )
@@ -337,10 +341,10 @@ class MemoryTier:
             return _Opening(is_early=True)
         if unfit := next((bid.unfit for bid in bids if bid.unfit), ""):
             return _Opening(problem=unfit)
-        assert self._folder is not None
-        wards = wards_of(self._folder, [group for bid in bids for group in bid.groups])
+        keepers = arranged(self._roster, _groups_of(bids)).keepers if self._roster else {}
         for host in sorted({bid.host for bid in bids}):
-            kept = [bid for bid in bids if bid.host in wards.get(host, ())]
+            wards = wards_of(keepers, host)
+            kept = [bid for bid in bids if bid.host in wards]
             if problem := self._lack_of_room([bid for bid in bids if bid.host == host], kept):
                 return _Opening(problem=problem)
         stall_s = max(bid.size_bytes for bid in bids) / _ASSUMED_BYTES_PER_S
@@ -349,12 +353,12 @@ class MemoryTier:
 
     def _lack_of_room(self, own: list[_Bid], kept: list[_Bid]) -> str:
         """What does not fit in the memory of one host with these ranks, which keeps copies of those."""
-        times = SLOT_COUNT + (_COPY_COUNT if self._spans_hosts else 0)
+        times = SLOT_COUNT + (_COPY_COUNT if self.spans_hosts else 0)
         need = times * sum(bid.size_bytes for bid in own) + _COPY_COUNT * sum(bid.size_bytes for bid in kept)
         room = own[0].room_bytes
         if need - own[0].there_bytes <= room * _ROOM_SHARE:
             return ""
-        what = f"{times} slots and copies" if self._spans_hosts else f"{times} slots"
+        what = f"{times} slots and copies" if self.spans_hosts else f"{times} slots"
         where = f" on host {own[0].host}" if own[0].host else ""
         beside = f", and {_COPY_COUNT} copies for each of {len(kept)} of other hosts," if kept else ""
         return (
@@ -389,8 +393,8 @@ class MemoryTier:
                 self._observer.beat()
             if self._ranks.leads:
                 self._drop_others()
-            if self._host_pins is not None and self._host_pins.orders(rank):
-                arrange_keepers(self._folder, groups)
+            if self._roster is not None and self._orders_saver:
+                arrange_keepers(self._folder, self._roster, groups)
             self._pages = SavePages(self._folder)
         except (OSError, WorldError, EvidenceError, ConfigError, Unfit) as error:
             return f"rank {rank}: {error}"
@@ -551,7 +555,7 @@ class MemoryTier:
             return  # announced, and not there yet
         start, now = plan.later_from or plan.from_step, plan.at(step)
         wanted = self._pace.decide(now)
-        if self._commits.are_missing(time.monotonic(), patience_s=_SILENT_S if self._spans_hosts else 0.0):
+        if self._commits.are_missing(time.monotonic(), patience_s=_SILENT_S if self.spans_hosts else 0.0):
             wanted = Course(stride=0, way=Way.IN_LINE)
             _log.warning("everstep: no save to memory was complete on all ranks of late; checkpoints go to disk only")
         if wanted == now:
@@ -560,6 +564,10 @@ class MemoryTier:
             SavePlan(from_step=start, course=now, later_from=from_step, later=wanted, world_size=plan.world_size)
         )
         self._pace.announced()
+
+
+def _groups_of(bids: list[_Bid]) -> list[Group]:
+    return [group for bid in bids for group in bid.groups]
 
 
 def _first_line(path: Path) -> str:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from everstep.adapters.checkpoints.peer_files import PeerRoster, read_roster, write_roster
+from everstep.adapters.checkpoints.peer_files import PeerRoster, write_roster
 from everstep.policy.peers import choose_keepers
 from everstep.worker.state import TrainingState, is_dtensor
 
@@ -34,28 +34,13 @@ def arranged(roster: PeerRoster, groups: Iterable[Group]) -> PeerRoster:
     return replace(roster, keepers=keepers)
 
 
-def wards_of(folder: Path, groups: Iterable[Group]) -> dict[str, set[str]]:
-    """The hosts whose copies each host is going to keep; empty where the job has one host.
-
-    Raises:
-        EvidenceError, ConfigError: the roster makes no sense.
-    """
-    roster = read_roster(folder)
-    found: dict[str, set[str]] = {}
-    for ward, keeper in arranged(roster, groups).keepers.items() if roster is not None else ():
-        found.setdefault(keeper, set()).add(ward)
-    return found
-
-
-def arrange_keepers(folder: Path, groups: Iterable[Group]) -> None:
-    """Write the roster anew where these groups ask for other keepers. For one rank of a host.
+def arrange_keepers(folder: Path, roster: PeerRoster, groups: Iterable[Group]) -> None:
+    """Write the roster of a host anew where these groups ask for other keepers. For one rank of the host.
 
     Raises:
         OSError: the folder is gone or full.
-        EvidenceError, ConfigError: the roster makes no sense.
     """
-    roster = read_roster(folder)
-    if roster is not None and (better := arranged(roster, groups)) != roster:
+    if (better := arranged(roster, groups)) != roster:
         write_roster(folder, better)
 
 
