@@ -108,12 +108,13 @@ def test_savers_killed_at_any_moment_leave_whole_checkpoints_or_none(tmp_path: P
     kills = int(os.environ.get("EVERSTEP_FUZZ_KILLS", "4"))
     with job(tmp_path) as found:
         for step in range(1, 1 + kills):
+            late = set(found.on_disk()[2:])  # the kill before came after a step was whole and before an old one went
             found.save(step, slot=step % 3, size=4 * MB)
             time.sleep(0.4 * chance.random())  # some moment of the save
             killed = chance.choice([["a"], ["b"], ["b"], ["a", "b"]])
             for name in killed:
                 found.savers[name].kill()
-            assert set(found.on_disk()) <= {step, step - 1, step - 2}
+            assert set(found.on_disk()) <= {step, step - 1, step - 2} | late
             for name in killed:
                 found.savers[name].start()
             wait_for(lambda step=step: found.on_disk()[:1] == [step], f"step {step}; {found.cluster.errors()}")
